@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The provider table: everything the engine asks of a transport. One implementation a file (tcp.c; verbs, sim and fault
+ * come beside it), found by dq_provider_find().
+ *
+ * Threads: a device and all its QPs and memory objects are used by one thread at a time (the engine's). The datagram
+ * endpoint of a device (dgram_*) is used by another single thread (the prober's). struct dq_link may be shared by both.
+ * Errors: functions return 0 or a negative errno; those that take a struct dq_error also fill its text. Nothing aborts.
+ * Units: bytes, nanoseconds of CLOCK_MONOTONIC, bits per second.
+ */
+#ifndef DQ_PROVIDER_PROVIDER_H
+#define DQ_PROVIDER_PROVIDER_H
+
+#include "core/base.h"
+
+#define DQ_ENDPOINT_MAX 96u /* bytes of an endpoint: what the peer needs to reach a QP or a datagram endpoint */
+
+struct dq_device;
+struct dq_qp;
+struct dq_mem;
+struct dq_dgram;
+struct dq_link; /* link.h: an emulated link, or NULL */
+
+struct dq_endpoint {
+	uint16_t len;
+	uint8_t data[DQ_ENDPOINT_MAX];
+};
+
+struct dq_device_config {
+	char name[32];
+	char address[64];            /* tcp: numeric local address, v4 or v6; verbs: device name */
+	uint16_t port;               /* tcp: listen port, 0 = any */
+	uint64_t rate_bps;           /* link rate told by the configuration; 0 = ask the device */
+	uint32_t mtu;                /* 0 = ask the device */
+	uint64_t heartbeat_ns;       /* silence after which a heartbeat is sent on a QP, 0 = 1 s */
+	uint64_t deadline_ns;        /* an operation older than this without any progress fails its QP, 0 = 10 s */
+};
+
+struct dq_device_attr {
+	uint64_t rate_bps;           /* of the port, bits per second, each direction */
+	uint32_t mtu;                /* payload bytes of one packet */
+	uint32_t header_bytes;       /* wire overhead of one packet */
+	uint32_t max_qps;
+	uint32_t max_send_depth;     /* work requests of one QP */
+	uint64_t max_segment_bytes;
+	bool dmabuf;                 /* dma-buf registration was proved to work */
+	bool up;
+	uint64_t noise_ns;           /* wake-up noise of completion times: a delay below this says nothing about the fabric */
+	char address[64];            /* text: "127.0.0.1:40123" */
+};
+
+enum dq_access { DQ_ACCESS_REMOTE_WRITE = 1u, DQ_ACCESS_REMOTE_READ = 2u }; /* local access is implied */
+
+/* Memory to register: mapped at addr for len bytes, or the dma-buf fd (fd >= 0; kept by dup) from offset on. */
+struct dq_mem_desc {
+	void *addr;
+	uint64_t len;
+	int dmabuf_fd;               /* -1: none */
+	uint64_t dmabuf_offset;
+	unsigned access;
+};
+
+/* What a peer needs to write into registered memory. */
+struct dq_mem_key {
+	uint64_t addr;               /* remote address of the first byte */
+	uint64_t key;
+};
+
+enum dq_qp_kind { DQ_QP_CONTROL, DQ_QP_DATA };
+
+struct dq_qp_attr {
+	void *ctx;                   /* comes back in each completion */
+	enum dq_qp_kind kind;
+	uint32_t send_depth;         /* writes or sends posted and not yet completed */
+	uint32_t recv_depth;         /* control: receives posted by post_recv; data: incoming writes-with-immediate */
+	struct dq_link *link;        /* emulated link for what this QP sends, or NULL; must outlive the QP */
+	uint8_t traffic_class;
+	uint32_t flow_label;
+};
+
+struct dq_write {                /* RDMA WRITE WITH IMMEDIATE */
+	uint64_t wr_id;
+	struct dq_mem *mem;          /* local source; may be NULL when len is 0 */
+	uint64_t offset;
+	uint64_t remote_addr;
+	uint64_t remote_key;
+	uint32_t len;
+	uint32_t imm;
+};
+
+struct dq_send {                 /* control QP; the bytes stay unchanged until the completion */
+	uint64_t wr_id;
+	struct dq_mem *mem;
+	uint64_t offset;
+	uint32_t len;
+};
+
+struct dq_recv {
+	uint64_t wr_id;
+	struct dq_mem *mem;
+	uint64_t offset;
+	uint32_t len;
+};
+
+enum dq_wc_op {
+	DQ_WC_WRITE,                 /* a posted write reached the peer's memory (the peer acknowledged it) */
+	DQ_WC_SEND,                  /* a posted send was taken by a receive of the peer */
+	DQ_WC_RECV,                  /* a send of the peer filled a posted receive: wr_id, len */
+	DQ_WC_SEGMENT,               /* a write-with-immediate of the peer is complete in memory: imm, len */
+	DQ_WC_CONNECTED,             /* the QP is usable in both directions */
+	DQ_WC_FAILED,                /* the QP went to error; once a QP; its posted work follows or preceded it as DQ_WC_FLUSHED */
+};
+
+enum dq_wc_status {
+	DQ_WC_SUCCESS,
+	DQ_WC_FLUSHED,               /* not carried out as far as this end knows: the QP was fenced or failed */
+	DQ_WC_REMOTE_ACCESS,         /* the peer refused: key, bounds or rights */
+	DQ_WC_REMOTE_GONE,           /* connection closed or reset by the peer */
+	DQ_WC_TIMEOUT,               /* no progress before the deadline, or connection not made in time */
+	DQ_WC_LOCAL,                 /* local error: memory, length */
+	DQ_WC_PROTOCOL,              /* the peer sent what this version does not understand */
+};
+
+struct dq_wc {
+	uint64_t wr_id;
+	void *ctx;                   /* dq_qp_attr.ctx */
+	uint64_t time_ns;            /* when it happened; on an emulated link: in its virtual time */
+	uint32_t len;
+	uint32_t imm;                /* host byte order here */
+	uint8_t op;                  /* enum dq_wc_op */
+	uint8_t status;              /* enum dq_wc_status */
+	uint16_t reserved;
+	uint32_t vendor;             /* provider's own detail: errno, vendor error */
+};
+
+/* Datagrams, for probes: unreliable, connectionless, time-stamped. */
+enum dq_dgram_kind { DQ_DGRAM_SENT, DQ_DGRAM_RECEIVED, DQ_DGRAM_SEND_ERROR };
+
+struct dq_dgram_event {
+	uint64_t id;                 /* SENT, SEND_ERROR: the id given to dgram_send */
+	uint64_t time_ns;            /* when it left or came in, by the best clock there is; all events of one endpoint use one clock */
+	uint8_t kind;
+	uint16_t len;                /* RECEIVED */
+	int error;                   /* SEND_ERROR: negative errno */
+	struct dq_endpoint from;     /* RECEIVED */
+	uint8_t data[128];           /* RECEIVED */
+};
+
+struct dq_provider {
+	const char *name;
+
+	int (*device_open)(const struct dq_device_config *cfg, struct dq_device **out, struct dq_error *err);
+	void (*device_close)(struct dq_device *dev);              /* QPs and memory must be gone */
+	void (*device_query)(struct dq_device *dev, struct dq_device_attr *out);
+
+	int (*mem_register)(struct dq_device *dev, const struct dq_mem_desc *desc, struct dq_mem **out, struct dq_error *err);
+	void (*mem_deregister)(struct dq_mem *mem);               /* no work that uses it may be outstanding */
+	void (*mem_key)(const struct dq_mem *mem, struct dq_mem_key *out);
+	int (*mem_flush)(struct dq_mem *mem, uint64_t offset);    /* order earlier incoming writes before reads by a GPU; no-op on tcp */
+
+	int (*qp_create)(struct dq_device *dev, const struct dq_qp_attr *attr, struct dq_qp **out, struct dq_error *err);
+	void (*qp_endpoint)(const struct dq_qp *qp, struct dq_endpoint *out);
+	/* Begin to connect; DQ_WC_CONNECTED or DQ_WC_FAILED follows. One end has dial true, the other false. A passive end must
+	 * be told the peer's endpoint too, and accepts only the connection that carries its own one-time token. */
+	int (*qp_connect)(struct dq_qp *qp, const struct dq_endpoint *peer, bool dial, struct dq_error *err);
+	/* To ERROR: nothing more is sent or received, the peer can write no more through it; posted work completes FLUSHED. */
+	void (*qp_fence)(struct dq_qp *qp);
+	void (*qp_destroy)(struct dq_qp *qp);                     /* completions not yet polled are dropped */
+
+	/* Batches; return how many were taken (fewer when the send depth is reached), or negative errno (-ENOTCONN, -EIO). */
+	int (*post_write)(struct dq_qp *qp, const struct dq_write *wr, unsigned n);
+	int (*post_send)(struct dq_qp *qp, const struct dq_send *wr, unsigned n);
+	int (*post_recv)(struct dq_qp *qp, const struct dq_recv *wr, unsigned n);
+
+	/* Make progress and take up to n completions. Never blocks. */
+	int (*poll)(struct dq_device *dev, struct dq_wc *out, unsigned n);
+	/* Before sleeping: 0 = the event fd will become readable at the next event; 1 = there is work now, poll again. */
+	int (*arm)(struct dq_device *dev);
+	int (*event_fd)(const struct dq_device *dev);             /* to be watched level-triggered for reading */
+	uint64_t (*next_deadline)(const struct dq_device *dev);   /* poll again by then at the latest, DQ_NEVER if no timer runs */
+
+	int (*dgram_open)(struct dq_device *dev, struct dq_dgram **out, struct dq_error *err);
+	void (*dgram_close)(struct dq_dgram *dg);
+	void (*dgram_endpoint)(const struct dq_dgram *dg, struct dq_endpoint *out);
+	int (*dgram_send)(struct dq_dgram *dg, const struct dq_endpoint *to, struct dq_link *link, uint64_t id,
+			  const void *data, uint16_t len);
+	int (*dgram_poll)(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n);
+	int (*dgram_fd)(const struct dq_dgram *dg);
+	uint64_t (*dgram_next_deadline)(const struct dq_dgram *dg);
+	const char *(*dgram_time_source)(const struct dq_dgram *dg); /* "kernel", "completion", "software", "virtual" */
+};
+
+/* By name: "tcp", ...; NULL when this build has no such provider. */
+const struct dq_provider *dq_provider_find(const char *name);
+
+#endif
