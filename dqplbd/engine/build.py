@@ -15,6 +15,7 @@ The build runs this file as a script; it needs cffi and nothing of this package.
 """
 
 import argparse
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -65,7 +66,8 @@ def generate(module: str, root: Path, headers: list[Path], output: Path) -> None
         name = header.resolve().relative_to(root.resolve()).as_posix().removeprefix("include/")
         includes.append(f'#include "{name}"')
     ffi.set_source(module, "\n".join(includes))
-    ffi.emit_c_code(str(output))
+    with contextlib.redirect_stdout(None):  # cffi reports each file that it writes
+        ffi.emit_c_code(str(output))
 
 
 def main() -> int:
