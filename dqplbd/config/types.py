@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of value that the configuration is made of: quantities with units, names, addresses, file modes."""
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from dqplbd.units import UnitError, parse_bytes, parse_ns, parse_rate, parse_seconds
+
+__all__ = [
+    "DNS_NAME",
+    "PATTERN_MEANINGS",
+    "BitRate",
+    "FileMode",
+    "HostId",
+    "HostPort",
+    "IpAddress",
+    "ListenHostPort",
+    "Name",
+    "Nanoseconds",
+    "PeerName",
+    "Place",
+    "Seconds",
+    "Size",
+    "Unit",
+    "is_loopback",
+    "problem",
+    "split_host_port",
+]
+
+
+def problem(what: str, expected: str, action: str = "") -> PydanticCustomError:
+    """The exception a validator raises: what is wrong, what was expected, and what to do about it."""
+    return PydanticCustomError(
+        "dqplbd", "{what}; expected {expected}", {"what": what, "expected": expected, "action": action}
+    )
+
+
+class Unit:
+    """Annotation that carries the base unit of a quantity for the generated reference."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _quantity(parse: Callable[[object], Any]) -> BeforeValidator:
+    def check(value: object) -> Any:
+        try:
+            return parse(value)
+        except UnitError as error:
+            raise problem(error.problem, error.expected) from None
+
+    return BeforeValidator(check, json_schema_input_type=int | str)
+
+
+Size = Annotated[int, _quantity(parse_bytes), Unit("bytes")]
+BitRate = Annotated[int, _quantity(parse_rate), Unit("bit/s")]
+Nanoseconds = Annotated[int, _quantity(parse_ns), Unit("ns")]
+Seconds = Annotated[float, _quantity(parse_seconds), Unit("s")]
+
+
+def _text(value: object) -> object:
+    """A name that looks like a whole number (``rack: 12``) is taken as the text that was written."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise problem(f"{value!r} is {type(value).__name__}", "a text", "put it in quotes")
+    return value
+
+
+def _printable(value: object) -> object:
+    text = _text(value)
+    if isinstance(text, str):
+        text = text.strip()
+        if not text.isprintable():
+            raise problem(f"{text!r} has a character that cannot be printed", "printable text", "remove it")
+    return text
+
+
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+_HOST_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
+_PEER: Final = r"^(\*|[A-Za-z0-9][A-Za-z0-9_.:-]{0,127})$"
+DNS_NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?$"
+
+# What the patterns mean, for error messages.
+PATTERN_MEANINGS: Final[dict[str, str]] = {
+    _NAME: "1 to 63 letters, digits, '_', '.' and '-', the first a letter or digit",
+    _HOST_ID: "1 to 128 letters, digits, '_', '.', ':' and '-', the first a letter or digit",
+    _PEER: "a host_id, or '*'",
+    DNS_NAME: "a DNS name such as dqplbd.cluster.example",
+}
+
+Name = Annotated[str, BeforeValidator(_text), Field(pattern=_NAME)]
+HostId = Annotated[str, BeforeValidator(_text), Field(pattern=_HOST_ID)]
+PeerName = Annotated[str, BeforeValidator(_text), Field(pattern=_PEER)]
+Place = Annotated[str, BeforeValidator(_printable), Field(max_length=128)]
+
+
+def _ip_address(value: object) -> object:
+    try:
+        return str(ipaddress.ip_address(str(_text(value))))
+    except ValueError:
+        raise problem(f"{value!r} is no IP address", "an IPv4 or IPv6 address such as 127.0.0.1 or ::1") from None
+
+
+IpAddress = Annotated[str, BeforeValidator(_ip_address)]
+
+_HOST_PORT: Final = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[^\s:\[\]]+)):(?P<port>\d{1,5})", re.ASCII
+)
+_DNS_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?", re.ASCII)
+_HOST_PORT_EXPECTED: Final = '"address:port" such as 10.0.0.7:7471, [fd00::7]:7471 or node7.example:7471'
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """``"10.0.0.7:7471"`` or ``"[::1]:7471"`` as (address or name, port); brackets are removed.
+
+    :raises ValueError: not of that form, or a port beyond 65535.
+    """
+    match = _HOST_PORT.fullmatch(text) if len(text) <= 300 else None
+    if match is None:
+        raise ValueError(f"{text[:300]!r} is not of the form {_HOST_PORT_EXPECTED}")
+    host, port = match["v6"] or match["name"], int(match["port"])
+    if port > 65535:
+        raise ValueError(f"{text!r} has port {port}; expected 0..65535")
+    if match["v6"]:
+        ipaddress.IPv6Address(host)
+    elif re.fullmatch(r"[\d.]+", host):
+        ipaddress.IPv4Address(host)
+    elif len(host) > 254 or not _DNS_NAME.fullmatch(host):
+        raise ValueError(f"{host!r} is neither an IP address nor a DNS name")
+    return host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is certain to stay on this machine: 127.0.0.0/8, ::1 or ``localhost``."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.split("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_port(smallest: int) -> BeforeValidator:
+    def check(value: object) -> object:
+        text = value.strip() if isinstance(value, str) else value
+        if not isinstance(text, str):
+            raise problem(f"{value!r} is {type(value).__name__}", _HOST_PORT_EXPECTED, "put it in quotes")
+        try:
+            _, port = split_host_port(text)
+        except ValueError as error:
+            raise problem(str(error), _HOST_PORT_EXPECTED) from None
+        if port < smallest:
+            raise problem(f"{text!r} has port {port}", f"a port of {smallest}..65535")
+        return text
+
+    return BeforeValidator(check)
+
+
+HostPort = Annotated[str, _host_port(1)]
+ListenHostPort = Annotated[str, _host_port(0)]
+
+
+def _file_mode(value: object) -> object:
+    """An octal text; a plain number would leave it open whether 660 or 0o660 was meant."""
+    if isinstance(value, str) and re.fullmatch(r"(0o?)?[0-7]{3}", value):
+        return value[-3:].rjust(4, "0")
+    raise problem(f"{value!r} is no file mode", 'three octal digits after a zero, such as "0660"', "write it in quotes")
+
+
+FileMode = Annotated[str, BeforeValidator(_file_mode)]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where hosts are, and how near two of them are to each other."""
