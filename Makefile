@@ -20,7 +20,7 @@ LOCKED := mkdir -p build && flock build/.lock
 
 DEPS := $(VENV)/.deps
 INSTALLED := build/.installed
-SOURCES := $(shell find dqplbd native meson.build meson.options pyproject.toml README.md -name __pycache__ -prune \
+SOURCES := $(shell find dqplbd native systemd meson.build meson.options pyproject.toml README.md -name __pycache__ -prune \
 	-o -path native/tests -prune -o -type f -print)
 
 # What `make demo` takes: FILE=/path/to/a/file to move, KEEP=1 to leave the cluster up.
