@@ -120,7 +120,7 @@ class DeviceConfig(Section):
     rail: int = Field(
         0,
         ge=0,
-        le=63,
+        le=7,
         description="Number of the rail; devices of one rail reach each other. By default the place in the list.",
     )
     mtu_bytes: Size | None = Field(
@@ -223,6 +223,9 @@ class ProbingConfig(Section):
         1.0, ge=0.01, le=600, description="Time between two probes of one path; longer where the rate limit demands it."
     )
     jitter: float = Field(0.2, ge=0, le=0.5, description="Random share by which each interval is longer or shorter.")
+    answers_per_s: int = Field(
+        1000, ge=1, le=1_000_000, description="Most probes of one peer that are answered a second."
+    )
     timeout_s: Seconds = Field(0.5, ge=0.001, le=30, description="A probe without answer after this time is lost.")
     window_s: Seconds = Field(10.0, ge=0.05, le=3600, description="Length of one measurement window.")
     samples_per_window: int = Field(
@@ -457,6 +460,13 @@ class TransportConfig(Section):
         5.0, ge=0.1, le=600, description="A segment not completed after this time means a failed queue pair."
     )
 
+    cancel_deadline_s: Seconds = Field(
+        0.5, ge=0.05, le=60, description="A peer that does not answer a cancel for so long has its queue pairs fenced."
+    )
+    stall_s: Seconds = Field(1.0, ge=0.05, le=600, description="Work that makes no progress for so long is a stall.")
+    connect_timeout_s: Seconds = Field(30.0, ge=0.1, le=600, description="Longest time to connect a flow.")
+    grants: bool = Field(True, description="Give senders grants, and obey those of receivers.")
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.op_deadline_s < 2 * self.heartbeat_s:
@@ -519,6 +529,8 @@ class EngineConfig(Section):
         None, max_length=4096, description="CPUs that engine threads may use; by default those near their devices."
     )
 
+    max_flows: int = Field(65_536, ge=1, le=1_000_000, description="Flows of all clients together.")
+
     @field_validator("cpus")
     @classmethod
     def _check_cpus(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -545,11 +557,7 @@ class ClientsConfig(Section):
     max_memory_bytes: Size = Field(4 * GIB, ge=MIB, le=2**44, description="Memory of one client, rings included.")
     max_flows: int = Field(8192, ge=1, le=32768, description="Flows of one client.")
     max_regions: int = Field(4096, ge=1, le=1_000_000, description="Memory regions of one client.")
-    max_rings: int = Field(16, ge=1, le=256, description="Ring pairs of one client.")
-    max_ring_entries: int = Field(16384, ge=64, le=65536, description="Entries of one ring; a power of two.")
-    slot_share: float = Field(
-        0.5, gt=0, le=1, description="Share of the shared slots of a virtual connection that one client may hold."
-    )
+    max_ring_entries: int = Field(16384, ge=64, le=65536, description="Longest ring a client gets; a power of two.")
 
     @field_validator("max_ring_entries")
     @classmethod
@@ -611,7 +619,7 @@ class Config(Section):
 
     host: HostConfig = Field(default_factory=HostConfig, description="Who and where this host is.")
     devices: tuple[DeviceConfig, ...] = Field(
-        (), max_length=64, description="Devices; with none, one tcp device tcp0 on 127.0.0.1."
+        (), max_length=8, description="Devices; with none, one tcp device tcp0 on 127.0.0.1."
     )
     peers: PeersConfig = Field(PeersConfig(), description="Which other hosts there are.")
     probing: ProbingConfig = Field(ProbingConfig(), description="Round-trip measurement.")

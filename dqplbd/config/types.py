@@ -81,15 +81,15 @@ def _printable(value: object) -> object:
     return text
 
 
-_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-_HOST_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
-_PEER: Final = r"^(\*|[A-Za-z0-9][A-Za-z0-9_.:-]{0,127})$"
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,30}$"
+_HOST_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$"
+_PEER: Final = r"^(\*|[A-Za-z0-9][A-Za-z0-9_.:-]{0,62})$"
 DNS_NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?$"
 
 # What the patterns mean, for error messages.
 PATTERN_MEANINGS: Final[dict[str, str]] = {
-    _NAME: "1 to 63 letters, digits, '_', '.' and '-', the first a letter or digit",
-    _HOST_ID: "1 to 128 letters, digits, '_', '.', ':' and '-', the first a letter or digit",
+    _NAME: "1 to 31 letters, digits, '_', '.' and '-', the first a letter or digit",
+    _HOST_ID: "1 to 63 letters, digits, '_', '.', ':' and '-', the first a letter or digit",
     _PEER: "a host_id, or '*'",
     DNS_NAME: "a DNS name such as dqplbd.cluster.example",
 }
