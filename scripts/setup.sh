@@ -30,17 +30,17 @@ sys.exit(not (sys.version_info >= (3, 11) and os.path.exists(os.path.join(syscon
 PY
 }
 
+if [[ -n "${PYTHON-}" ]] && ! { command -v "$PYTHON" >/dev/null && usable "$PYTHON"; }; then
+    say "PYTHON=$PYTHON cannot be used: expected Python 3.11 or later with the venv module and Python.h"
+    exit 1
+fi
+
 # The distribution's own interpreter comes first: its pyverbs package is built for that one.
 find_python() {
     local candidate
     if [[ -n "${PYTHON-}" ]]; then
-        candidate=$(command -v "$PYTHON" || true)
-        if [[ -n "$candidate" ]] && usable "$candidate"; then
-            printf '%s\n' "$candidate"
-            return 0
-        fi
-        say "PYTHON=$PYTHON cannot be used: expected Python 3.11 or later with the venv module and Python.h"
-        exit 1
+        command -v "$PYTHON"
+        return
     fi
     for candidate in /usr/bin/python3 python3 /usr/bin/python3.{14,13,12,11} python3.{14,13,12,11}; do
         candidate=$(command -v "$candidate" || true)
@@ -111,10 +111,10 @@ python=$(find_python) || need_python=yes
 
 if ((${#missing[@]})) || [[ $need_python == yes ]]; then
     if [[ $can_install == no ]]; then
-        [[ $need_python == no ]] || read -ra python_list <<<"$(python_packages)"
+        [[ $need_python == no ]] || { read -ra python_list <<<"$(python_packages)" && missing+=("${python_list[@]}"); }
         say "These packages are needed and can only be installed by root. Run this, then make again:"
         say ""
-        say "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]} ${python_list[*]-}"
+        say "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
         say ""
         exit 1
     fi
