@@ -25,6 +25,7 @@
 #define DQ_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define DQ_MAX(a, b) ((a) > (b) ? (a) : (b))
 
+/* cffi: begin */
 /* Why an operation of a client, a message or a flow ended. The shim's public codes (dqplb.h) have the same numbers. */
 enum dq_status {
 	DQ_OK = 0,
@@ -46,8 +47,9 @@ enum dq_status {
 	DQ_ERR_DEVICE = -16,       /* the local device failed */
 	DQ_ERR_LIMIT = -17,        /* a configured limit (flows, slots, clients) is reached */
 	DQ_ERR_FORKED = -18,       /* context of a parent process */
-	DQ_ERR_INTERNAL = -19,     /* an invariant of the daemon broke; please report */
+	DQ_ERR_INTERNAL = -19      /* an invariant of the daemon broke; please report */
 };
+/* cffi: end */
 
 /* An error with its text: what, which value, what was expected, what to do. Filled by slow-path functions only. */
 struct dq_error {
