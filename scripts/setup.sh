@@ -14,7 +14,7 @@ say() { printf '%s\n' "$*" >&2; }
 
 case "${1-}" in
 demo) want_packages=(gcc libc6-dev pkg-config) ;;
-test) want_packages=(gcc libc6-dev pkg-config libcmocka-dev systemd) ;;
+test) want_packages=(gcc libc6-dev pkg-config libcmocka-dev procps systemd) ;;
 bench) want_packages=(gcc libc6-dev pkg-config iperf3 valgrind) ;;
 *)
     say "usage: $0 demo|test|bench"
