@@ -1,0 +1,599 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that the admin API and ``dqplb --json`` tell, as pydantic models.  Pure: nothing here reads or sends.
+
+Conventions, the same in all models and in the JSON made of them:
+
+- base units, named by the end of the key: ``_bytes``; ``_bps`` is bits a second; ``_ns`` for times of a path;
+  ``_seconds`` for times of a process (ages, waits); ``_ratio`` is 0..1; a key without such an end is a count or a text;
+- a value that is not known is ``null``, never 0 or an empty text;
+- 64-bit identities (epochs) are texts of 16 hexadecimal digits, since JSON readers may keep only 53 bits of a number;
+- counters (``tx_bytes``, ``timeouts``, ...) count from the begin of the object they stand in and only grow;
+- a reader ignores keys that it does not know; a key keeps its meaning within one ``schema_version``.
+
+An answer is an :class:`Envelope`: ``{"schema_version": 1, "kind": "paths", "data": [...]}``.
+
+:class:`DaemonView` is what the daemon offers to the server of this API and to the metrics.
+"""
+
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dqplbd.topology.location import PathClass
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "AdminError",
+    "BenchLatency",
+    "BenchReport",
+    "BenchThroughput",
+    "Classification",
+    "Client",
+    "ConfigProblem",
+    "ConfigState",
+    "ConfigView",
+    "DaemonView",
+    "Device",
+    "DoctorFinding",
+    "EngineStats",
+    "Envelope",
+    "ErrorBody",
+    "Estimate",
+    "Explanation",
+    "ExplanationStep",
+    "Live",
+    "Path",
+    "PathClass",
+    "PathProbe",
+    "Peer",
+    "PeerDevice",
+    "Place",
+    "ProbeReport",
+    "ProbeSample",
+    "ProberStats",
+    "ProcessStats",
+    "Profile",
+    "ReloadReport",
+    "ResetReport",
+    "Status",
+]
+
+SCHEMA_VERSION: Final = 1
+"""Raised when a key changes its meaning or goes away; added keys do not raise it."""
+
+
+class Model(BaseModel):
+    """A value of the API: frozen, and open to keys that a newer daemon may add."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+T = TypeVar("T")
+
+
+class Envelope(Model, Generic[T]):
+    """What every answer is wrapped in."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str
+    data: T
+
+
+class ErrorBody(Model):
+    """Body of every answer with an HTTP status of 400 or above."""
+
+    error: str = Field(description="What went wrong: names the thing and its value.")
+    hint: str = Field("", description="What to do about it.")
+
+
+class AdminError(Exception):
+    """A request that cannot be carried out; raised by the methods of :class:`DaemonView`.
+
+    :ivar status: HTTP status: 404 no such peer, 409 not possible in this state, 400 bad argument, 503 not now.
+    :ivar error: names the thing, its value and what was expected.
+    :ivar hint: what to do about it.
+    """
+
+    def __init__(self, error: str, hint: str = "", *, status: int = 400) -> None:
+        super().__init__(error)
+        self.status = status
+        self.error = error
+        self.hint = hint
+
+
+# --------------------------------------------------------------------------------------------------------------- status
+
+
+class Place(Model):
+    """Where a host is; null for a place that is not known."""
+
+    region: str | None = None
+    building: str | None = None
+    zone: str | None = None
+    rack: str | None = None
+
+
+class ConfigProblem(Model):
+    """One mistake of a configuration file, as ``dqplbd.config.loader.Problem.as_dict()`` gives it."""
+
+    file: str
+    line: int | None = None
+    key: str = ""
+    value: str | None = None
+    problem: str
+    expected: str
+    action: str = ""
+
+
+class ConfigState(Model):
+    """Which configuration is in force."""
+
+    file: str | None = Field(None, description="Null: built-in defaults.")
+    loaded_unix_seconds: float = Field(description="When the configuration in force was read.")
+    reloads: int = Field(0, description="Reloads that succeeded.")
+    reloads_failed: int = Field(0, description="Reloads that were refused; the old configuration stayed.")
+    last_reload_ok: bool = True
+    problems: list[ConfigProblem] = Field([], description="Of the last reload, when it was refused.")
+    restart_needed: list[str] = Field([], description="Keys that changed in the file but need a restart.")
+
+
+class ProcessStats(Model):
+    """The daemon process as the kernel sees it."""
+
+    pid: int
+    rss_bytes: int
+    cpu_seconds: float = Field(description="User and system time of all threads since the start.")
+    open_fds: int
+    nofile_limit: int = Field(description="RLIMIT_NOFILE, the soft one.")
+    memlock_limit_bytes: int | None = Field(description="RLIMIT_MEMLOCK, the soft one; null: no limit.")
+    threads: int
+    cpus: int = Field(description="CPUs that the process may run on.")
+
+
+class EngineStats(Model):
+    """The data plane as a whole (dq_engine_stats)."""
+
+    heartbeat_age_seconds: float = Field(description="Since the engine's loop was last seen to move.")
+    loops: int = 0
+    sleeps: int = 0
+    clients_cut: int = Field(0, description="Clients cut off because they broke the protocol.")
+    events_dropped: int = 0
+    clients: int = 0
+    flows: int = 0
+    vcs: int = 0
+    paths: int = 0
+    memory_bytes: int = Field(0, description="Memory of all clients.")
+    staging_bytes: int = Field(0, description="The part of it that serves staging.")
+
+
+State = Literal["starting", "ready", "degraded", "draining"]
+
+
+class Status(Model):
+    """One daemon at a glance."""
+
+    host_id: str
+    epoch: str = Field(description="16 hexadecimal digits; new at each start.")
+    version: str
+    state: State
+    reasons: list[str] = Field([], description="Why it is not `ready`; each names the thing and what to do.")
+    started_unix_seconds: float
+    uptime_seconds: float
+    location: Place = Place()
+    admin_socket: str
+    client_socket: str
+    api_address: str | None = Field(None, description="host:port of the host-to-host API, with the real port.")
+    metrics_address: str | None = Field(None, description="host:port of the metrics, with the real port.")
+    config: ConfigState
+    engine: EngineStats
+    process: ProcessStats
+    devices: int = 0
+    devices_up: int = 0
+    peers: int = 0
+    peers_up: int = 0
+    paths_by_class: dict[PathClass, int] = {}
+    class_mismatches: int = Field(0, description="Paths whose labels and RTT name different classes.")
+    stalls: int = Field(0, description="Stalls of all paths since the start.")
+
+
+# -------------------------------------------------------------------------------------------------------------- devices
+
+
+class ProberStats(Model):
+    """The prober of one device (dq_prober_stats)."""
+
+    time_source: str = Field(description="completion, kernel, software or virtual")
+    targets: int = 0
+    sent: int = 0
+    acked: int = 0
+    timeouts: int = 0
+    send_errors: int = 0
+    invalid: int = 0
+    late: int = 0
+    answered: int = 0
+    refused_token: int = 0
+    refused_unknown: int = 0
+    refused_rate: int = 0
+    malformed: int = 0
+    samples_dropped: int = 0
+
+
+class Device(Model):
+    """A device that data travels over (dq_engine_device), or one that could not be opened."""
+
+    name: str
+    provider: str
+    address: str | None = Field(None, description="With the real port.")
+    rail: int
+    up: bool
+    error: str | None = Field(None, description="Why it is not usable.")
+    netdev: str | None = Field(None, description="Network interface that has the address.")
+    numa_node: int | None = None
+    rate_bps: int | None = None
+    mtu_bytes: int | None = None
+    header_bytes: int | None = Field(None, description="Overhead of a packet.")
+    max_segment_bytes: int | None = None
+    max_qps: int | None = None
+    max_send_depth: int | None = None
+    noise_ns: int | None = Field(None, description="Error of completion times that is not the path's doing.")
+    dmabuf: bool = False
+    vcs: int = 0
+    qps: int = 0
+    memory_regions: int = 0
+    grant_budget_bytes: int = 0
+    grant_active: int = Field(0, description="Senders with backlog or recent bytes.")
+    downs: int = Field(0, description="Times that it went down since the start.")
+    prober: ProberStats | None = None
+
+
+# ---------------------------------------------------------------------------------------------------------------- peers
+
+
+class PeerDevice(Model):
+    """A device of a peer, as its hello told."""
+
+    name: str
+    rail: int
+    provider: str
+    rate_bps: int | None = None
+    mtu_bytes: int | None = None
+
+
+PeerSource = Literal["self", "static", "dns", "learned"]
+PeerState = Literal["up", "connecting", "down", "refused"]
+
+
+class Peer(Model):
+    """Another host, or this one itself."""
+
+    host_id: str | None = Field(None, description="Null: configured by address and never reached.")
+    epoch: str | None = None
+    source: PeerSource
+    address: str | None = Field(None, description="host:port of its host-to-host API.")
+    state: PeerState
+    reason: str | None = Field(None, description="Why it is not `up`.")
+    since_seconds: float = Field(0.0, description="Time in this state.")
+    last_hello_seconds: float | None = Field(None, description="Age of its last good answer.")
+    next_try_seconds: float | None = Field(None, description="Until it is asked again.")
+    failures: int = Field(0, description="Failed attempts in a row.")
+    version: str | None = None
+    location: Place = Place()
+    devices: list[PeerDevice] = []
+    paths: int = 0
+    vcs: int = 0
+    flows: int = 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- paths
+
+
+class Classification(Model):
+    """How the class of a path was found."""
+
+    path_class: PathClass
+    source: str = Field(description="override, topology_file, labels, rtt or none")
+    labels_class: PathClass | None = Field(None, description="What labels say.")
+    rtt_class: PathClass | None = Field(None, description="What the RTT says.")
+    mismatch: bool = Field(False, description="Labels and RTT name different classes.")
+    pending_class: PathClass | None = Field(None, description="Farther class that waits for more windows.")
+    pending_windows: int = 0
+    changes: int = Field(0, description="Changes of the class since the path began.")
+    location: Place = Field(Place(), description="Where the peer is.")
+    location_source: str | None = None
+
+
+class Estimate(Model):
+    """What was measured on a path."""
+
+    probed: bool = Field(description="Whether this host probes the path; else a representative's numbers are used.")
+    interval_seconds: float | None = None
+    rtt_ns: int | None = Field(None, description="Base RTT: windowed minimum.")
+    rtt_p50_ns: int | None = None
+    rtt_p99_ns: int | None = None
+    rtt_last_ns: int | None = None
+    responder_delay_p50_ns: int | None = None
+    prober_delay_p99_ns: int | None = None
+    windows: int = Field(0, description="Full measurement windows that the minimum is over.")
+    probes_sent: int = 0
+    probes_ok: int = 0
+    probes_timeout: int = 0
+    probes_send_error: int = 0
+    probes_invalid: int = Field(0, description="Answered with impossible times; not a loss.")
+    loss_ratio: float | None = Field(None, description="Of the last windows; invalid samples are not losses.")
+    last_sample_age_seconds: float | None = None
+    goodput_bps: int | None = Field(None, description="Passive maximum: best rate that acknowledged data had.")
+
+
+class Profile(Model):
+    """What was computed for a path."""
+
+    rtt_ns: int
+    rtt_source: str = Field(description="measured, class or representative")
+    rate_bps: int
+    bdp_bytes: int
+    window_bytes: int
+    segment_bytes: int
+    qps: int
+    outstanding_per_qp: int
+    adapt: bool = True
+    grants: bool = True
+    limited_by: str = Field(description="What bound the window: bdp, buffer, min, max, pinned, ...")
+    limits: dict[str, str] = Field({}, description="The same for each number, by its key here.")
+
+
+PathState = Literal["idle", "connecting", "up", "failed"]
+
+
+class Live(Model):
+    """What a path carries (dq_path_stats). Counters are those of the path since it began."""
+
+    state: PathState = Field("idle", description="idle: no VC is needed; failed: the last one broke and is made anew.")
+    reason: str | None = None
+    tx_bps: int | None = Field(None, description="Rate of the last interval, bits a second.")
+    rx_bps: int | None = None
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    tx_segments: int = 0
+    rx_segments: int = 0
+    tx_messages: int = 0
+    rx_messages: int = 0
+    duplicates: int = 0
+    retransmits: int = 0
+    stalls: int = 0
+    failures: int = 0
+    inflight_bytes: int = 0
+    inflight_peak_bytes: int = Field(0, description="Since the peaks were last reset.")
+    window_bytes: int = Field(0, description="Now, after adaptation.")
+    profile_window_bytes: int = 0
+    grant_in_bytes: int | None = Field(None, description="What the peer lets this host have in flight; null: no limit.")
+    grant_out_bytes: int | None = Field(None, description="What this host lets the peer have in flight.")
+    backlog_bytes: int = Field(0, description="Waiting to be posted.")
+    queue_delay_ns: int = Field(0, description="Smallest of the last round trip.")
+    queue_delay_max_ns: int = Field(0, description="Largest such since the peaks were last reset.")
+    window_shrinks: int = 0
+    window_grows: int = 0
+    throttled_window_ns: int = Field(0, description="Time with backlog that the window held back.")
+    throttled_grant_ns: int = 0
+    throttled_qp_ns: int = 0
+    control_tx_packets: int = 0
+    control_rx_packets: int = 0
+    link_queue_bytes: int = Field(0, description="Queue of the emulated link.")
+    link_queue_peak_bytes: int = 0
+    vcs: int = 0
+    qps: int = 0
+    flows: int = 0
+    slots_receive: int = 0
+    slots_put: int = 0
+    receives_waiting: int = Field(0, description="Receives without a slot.")
+
+
+class Path(Model):
+    """From a local device to a device of another host."""
+
+    peer: str = Field(description="host_id of the other end.")
+    peer_epoch: str
+    device: str
+    peer_device: str
+    rail: int
+    path_id: int = Field(description="Number in the engine; not used again within one epoch of this host.")
+    path_class: PathClass
+    classification: Classification
+    estimate: Estimate
+    profile: Profile
+    live: Live
+
+
+class ExplanationStep(Model):
+    """One number, or one decision, and how it came about."""
+
+    topic: Literal["measured", "class", "profile"]
+    name: str = Field(description="Key of the number, such as window_bytes.")
+    value: int | float | str | None = Field(description="In base units.")
+    formula: str = Field("", description="In the words of the keys: min(local, peer) * efficiency.")
+    substituted: str = Field("", description="The formula with its numbers.")
+    limited_by: str = Field("", description="What bound it.")
+    note: str = ""
+
+
+class Explanation(Model):
+    """Measured, then class, then every number of the profile, for one path."""
+
+    path: Path
+    steps: list[ExplanationStep]
+    summary: str = Field("", description="One sentence for people.")
+
+
+# -------------------------------------------------------------------------------------------------------------- clients
+
+
+class Client(Model):
+    """An attached process (dq_client_stats)."""
+
+    client_id: int
+    name: str
+    pid: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    attached_seconds: float = 0.0
+    state: Literal["attached", "leaving"] = "attached"
+    flows: int = 0
+    max_flows: int = 0
+    listeners: int = 0
+    memory_regions: int = 0
+    requests: int = Field(0, description="Taken and not completed.")
+    slots: int = 0
+    memory_bytes: int = 0
+    max_memory_bytes: int = 0
+    staging_bytes: int = 0
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    tx_messages: int = 0
+    rx_messages: int = 0
+
+
+# -------------------------------------------------------------------------------------------------------------- actions
+
+
+class ProbeSample(Model):
+    """One probe."""
+
+    result: Literal["ok", "timeout", "send_error", "invalid"]
+    rtt_ns: int | None = None
+    responder_delay_ns: int | None = None
+    prober_delay_ns: int | None = None
+
+
+class PathProbe(Model):
+    """Extra probes of one path."""
+
+    peer: str
+    device: str
+    peer_device: str
+    path_class: PathClass
+    samples: list[ProbeSample]
+    rtt_min_ns: int | None = None
+    rtt_p50_ns: int | None = None
+    rtt_max_ns: int | None = None
+    lost: int = Field(0, description="Time-outs and send errors.")
+
+
+class ProbeReport(Model):
+    """What `dqplb probe PEER` tells: one entry a path to that peer."""
+
+    peer: str
+    count: int
+    paths: list[PathProbe]
+
+
+class ReloadReport(Model):
+    """What came of a reload. When it was refused, the old configuration is still in force."""
+
+    ok: bool
+    problems: list[ConfigProblem] = []
+    changed: list[str] = Field([], description="Sections that changed and are in force.")
+    restart_needed: list[str] = Field([], description="Keys that changed but keep their old value until a restart.")
+
+
+class ResetReport(Model):
+    """What came of a reset of the peaks."""
+
+    paths: int
+
+
+class ConfigView(Model):
+    """The configuration in force, defaults filled in."""
+
+    file: str | None
+    config: dict[str, Any]
+
+
+class DoctorFinding(Model):
+    """One check of `dqplb doctor`."""
+
+    check: str = Field(description="Stable name, such as memlock-limit.")
+    level: Literal["ok", "warn", "fail", "skip"]
+    summary: str = Field(description="What was found, with the values.")
+    fix: str = Field("", description="What to do; empty when level is ok.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- bench
+
+
+class BenchThroughput(Model):
+    """Messages one way, as many outstanding as asked for."""
+
+    memory: Literal["shim", "staged"]
+    flows: int
+    message_bytes: int
+    messages: int
+    outstanding: int
+    seconds: float
+    bytes_per_second: float
+    verified: bool = Field(description="The content of the last message of each flow was compared.")
+
+
+class BenchLatency(Model):
+    """Ping-pong of one message."""
+
+    message_bytes: int
+    rounds: int
+    min_ns: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+
+
+class BenchReport(Model):
+    """What `dqplb bench run` tells."""
+
+    peer: str = Field(description="host_id of the other end, or the socket of its daemon.")
+    throughput: list[BenchThroughput] = []
+    latency: list[BenchLatency] = []
+
+
+# ----------------------------------------------------------------------------------------------------------- the daemon
+
+
+class DaemonView(Protocol):
+    """What the daemon offers to the admin API and to the metrics.
+
+    All methods are called on the daemon's event loop, return at once (``probe`` and ``reload`` are awaited) and raise
+    :class:`AdminError` for a request that cannot be carried out.  Each returns one consistent picture; none keeps a
+    reference to what it returned.
+    """
+
+    def status(self) -> Status:
+        """The daemon at a glance."""
+
+    def devices(self) -> list[Device]:
+        """All configured devices, also those that could not be opened."""
+
+    def peers(self) -> list[Peer]:
+        """All known peers, this host included (source ``self``)."""
+
+    def paths(self) -> list[Path]:
+        """All paths."""
+
+    def explain(self, peer: str) -> list[Explanation]:
+        """One explanation a path to a host.
+
+        :raises AdminError: 404, no such peer, or no path to it yet; the hint names near matches.
+        """
+
+    def clients(self) -> list[Client]:
+        """All attached processes."""
+
+    def config(self) -> ConfigView:
+        """The configuration in force."""
+
+    async def probe(self, peer: str, count: int) -> ProbeReport:
+        """``count`` (1..1000) extra probes on each path to a host, one after the other.
+
+        :raises AdminError: 404 as for :meth:`explain`; 409 when probing is switched off.
+        """
+
+    async def reload(self) -> ReloadReport:
+        """Read the file again, as SIGHUP does; a refusal is told in the report, not raised."""
+
+    def reset_peaks(self) -> ResetReport:
+        """Start the peaks of all paths anew."""
