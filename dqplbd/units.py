@@ -152,10 +152,7 @@ def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
 
 
 def format_bytes(value: int) -> str:
-    """Size for people: exact where a binary prefix fits (``512KiB``), else four digits (``3.516MiB``)."""
-    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value and value % size == 0:
-            return f"{value // size}{unit}"
+    """Size for people, to four digits: ``512KiB``, ``14.5MiB``."""
     return _scaled(value, ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")))
 
 
