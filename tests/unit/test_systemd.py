@@ -55,6 +55,9 @@ def test_verify_would_complain(analyze: str, runnable_unit: Path) -> None:
 
 
 def test_exposure_is_under_three(analyze: str, runnable_unit: Path) -> None:
+    version = subprocess.run([analyze, "--version"], capture_output=True, text=True, check=True).stdout
+    if int(version.split()[1]) < 250:
+        pytest.skip(f"systemd-analyze security knows --offline from 250 on, this is {version.splitlines()[0]}")
     done = subprocess.run(
         [analyze, "security", "--offline=true", "--no-pager", str(runnable_unit)], capture_output=True, text=True
     )
