@@ -583,7 +583,7 @@ class DaemonView(Protocol):
     def clients(self) -> list[Client]:
         """All attached processes."""
 
-    def config(self) -> ConfigView:
+    def config_view(self) -> ConfigView:
         """The configuration in force."""
 
     async def probe(self, peer: str, count: int) -> ProbeReport:
