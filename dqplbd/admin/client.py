@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from dqplbd.admin.model import (
     SCHEMA_VERSION,
@@ -33,7 +33,7 @@ __all__ = ["AdminClient", "NotReachableError"]
 
 MAX_ANSWER_BYTES: Final = 1 << 30
 
-M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class NotReachableError(Exception):
@@ -141,22 +141,22 @@ class AdminClient:
             )
         return answer
 
-    def _get(self, target: str, kind: Any) -> Any:
+    def _get(self, target: str, kind: type[T]) -> T:
         return _parse(self.request("GET", target), kind)
 
     # ------------------------------------------------------------------------------------------------------ the API
 
     def status(self) -> Status:
         """The daemon at a glance."""
-        return _model(self._get("/v1/status", Status))
+        return self._get("/v1/status", Status)
 
     def devices(self) -> list[Device]:
         """Its devices."""
-        return _list(self._get("/v1/devices", list[Device]))
+        return self._get("/v1/devices", list[Device])
 
     def peers(self) -> list[Peer]:
         """Its peers."""
-        return _list(self._get("/v1/peers", list[Peer]))
+        return self._get("/v1/peers", list[Peer])
 
     def paths(
         self,
@@ -170,36 +170,36 @@ class AdminClient:
         """Its paths; for the arguments see :func:`dqplbd.admin.select.select_paths`."""
         query: Mapping[str, object] = {"class": path_class, "peer": peer, "device": device, "sort": sort, "top": top}
         text = urlencode({key: value for key, value in query.items() if value is not None})
-        return _list(self._get(f"/v1/paths{'?' if text else ''}{text}", list[Path]))
+        return self._get(f"/v1/paths{'?' if text else ''}{text}", list[Path])
 
     def explain(self, peer: str) -> list[Explanation]:
         """How the numbers of each path to a host came about."""
-        return _list(self._get(f"/v1/paths/{quote(peer, safe='')}/explain", list[Explanation]))
+        return self._get(f"/v1/paths/{quote(peer, safe='')}/explain", list[Explanation])
 
     def clients(self) -> list[Client]:
         """Its clients."""
-        return _list(self._get("/v1/clients", list[Client]))
+        return self._get("/v1/clients", list[Client])
 
     def config_view(self) -> ConfigView:
         """The configuration in force."""
-        return _model(self._get("/v1/config", ConfigView))
+        return self._get("/v1/config", ConfigView)
 
     def probe(self, peer: str, count: int) -> ProbeReport:
         """Extra probes; waits for them."""
         # Each probe may take up to its time-out; the daemon bounds it, this only must not give up earlier.
         answer = self.request("POST", "/v1/probe", {"peer": peer, "count": count}, extra_s=count * 30.0)
-        return _model(_parse(answer, ProbeReport))
+        return _parse(answer, ProbeReport)
 
     def reload(self) -> ReloadReport:
         """Read the configuration file again."""
-        return _model(_parse(self.request("POST", "/v1/reload", extra_s=60.0), ReloadReport))
+        return _parse(self.request("POST", "/v1/reload", extra_s=60.0), ReloadReport)
 
     def reset_peaks(self) -> ResetReport:
         """Start the peaks of all paths anew."""
-        return _model(_parse(self.request("POST", "/v1/reset-peaks"), ResetReport))
+        return _parse(self.request("POST", "/v1/reset-peaks"), ResetReport)
 
 
-def _parse(answer: Mapping[str, Any], kind: Any) -> Any:
+def _parse(answer: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return TypeAdapter(kind).validate_python(answer.get("data"))
     except ValidationError as error:
@@ -209,11 +209,3 @@ def _parse(answer: Mapping[str, Any], kind: Any) -> Any:
             f"the daemon's answer is not as expected: {place}: {first['msg']}",
             "use the dqplb that was installed with the running daemon, or restart the daemon after an update",
         ) from None
-
-
-def _model(value: Any) -> Any:
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value)

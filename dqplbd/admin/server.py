@@ -248,9 +248,9 @@ class AdminServer:
         )
         await self._runner.setup()
         # Through the loop and not a SockSite of aiohttp, which takes every socket for a TCP one under uvloop.
-        self._server = await asyncio.get_running_loop().create_unix_server(
-            self._runner.server, sock=sock, backlog=_BACKLOG
-        )
+        protocol = self._runner.server
+        assert protocol is not None, "setup() makes it"
+        self._server = await asyncio.get_running_loop().create_unix_server(protocol, sock=sock, backlog=_BACKLOG)
 
     async def stop(self) -> None:
         """Stop listening, end what is under way, and remove the socket if it is still this server's."""
