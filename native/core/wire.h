@@ -11,7 +11,23 @@
  *     credits u32  receives posted for the other direction since the VC began (free-running)
  *     reserved u32 (0)
  * then `count` messages: type u8 | flags u8 | body bytes u16 | body. A packet with count 0 carries ack and credits only.
- * A body longer than this version knows is accepted and its tail ignored; a shorter one is an error.
+ * A body longer than this version knows is accepted and its tail ignored; a shorter one is an error. So is a type that
+ * this version does not know: two ends that speak one version know the same types.
+ *
+ * Bodies of version 1, fields in this order:
+ *     FLOW_OPEN    flow u32 | client u32 | listener u32 | nonce 2 x u64                                            28 bytes
+ *     FLOW_ACCEPT  flow u32 | peer_flow u32 | status i32                                                           12
+ *     FLOW_CLOSE   flow u32 | status i32                                                                            8
+ *     RTR          slot u16 | nkeys u8 | flow u32 | grant_serial u32 | grant u64 | serial u64 | tag u64 |
+ *                  length u64 | addr u64 | nkeys x key u64                                                         51 + 8 nkeys
+ *     EXPORT       nkeys u8 | flow u32 | region u32 | length u64 | addr u64 | nkeys x key u64                      25 + 8 nkeys
+ *     UNEXPORT     flow u32 | region u32                                                                            8
+ *     PUT          slot u16 | flow u32 | region u32 | serial u64 | cookie u64 | length u64 | offset u64            42
+ *     DONE         slot u16 | status i32 | serial u64                                                              14
+ *     CANCEL       slot u16 | serial u64                                                                           10
+ *     GRANT        grant_serial u32 | grant u64                                                                    12
+ *     BACKLOG      backlog u64                                                                                      8
+ *     ERROR        status i32 | text bytes u8 (0..DQ_WIRE_TEXT_MAX) | text, without NUL                             5 + text
  */
 #ifndef DQ_CORE_WIRE_H
 #define DQ_CORE_WIRE_H
@@ -88,11 +104,17 @@ struct dq_packet_head {
 };
 
 void dq_packet_head_encode(const struct dq_packet_head *h, void *out); /* DQ_WIRE_HEAD_BYTES */
-/* 0, -EPROTO (magic, lengths) or -EPROTONOSUPPORT (version; *h is filled as far as it goes). */
+/*
+ * `bytes` is what was received, and the packet must say the same. 0; -EPROTO (magic, lengths, a reserved field that is not
+ * 0, a first number of 0); -EPROTONOSUPPORT (another version: only h->version is filled, the rest may be laid out otherwise).
+ */
 int dq_packet_head_decode(struct dq_packet_head *h, const void *in, size_t bytes);
-/* Bytes written, or -ENOSPC when `room` is too small. */
+/* Bytes written; -ENOSPC when `room` is too small; -EINVAL when version 1 has no such type, or nkeys is out of range. */
 int dq_message_encode(const struct dq_message *m, void *out, size_t room);
-/* Bytes consumed, or -EPROTO. Any bytes are safe. Values are checked for form (counts, NULs), not for meaning. */
+/*
+ * Bytes consumed, or -EPROTO. Any bytes are safe. Values are checked for form (counts, NULs), not for meaning. Members that
+ * the type does not have are 0. After `count` messages a packet must be used up: the caller checks that.
+ */
 int dq_message_decode(struct dq_message *m, const void *in, size_t bytes);
 const char *dq_message_name(uint8_t type); /* "RTR", ...; "?" when unknown */
 
