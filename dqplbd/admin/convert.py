@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the values of the policy modules to those of the API.  Pure."""
+
+from typing import Final
+
+from dqplbd.admin.model import Explanation, ExplanationStep, Path, Profile
+from dqplbd.profiles import bdp
+from dqplbd.units import format_ns
+
+__all__ = ["explanation_view", "profile_view"]
+
+# The rule of dqplbd.profiles.bdp in short; what it says with the numbers of a path comes from there.
+_FORMULAS: Final = {
+    "rtt_ns": "windowed minimum of the samples, else class_rtt_ns",
+    "rate_bps": "min(local, peer, class cap, path) x mtu / (mtu + header)",
+    "bdp_bytes": "rate_bps x rtt_ns / 8",
+    "segment_bytes": "power of two nearest to sqrt(gain x bdp_bytes x 32 KiB)",
+    "window_bytes": "gain x bdp_bytes + segment_bytes, in whole segments",
+    "qps": "max(rate_bps / per_qp_rate_bps, entropy_target)",
+    "outstanding_per_qp": "ceil(window_bytes / (segment_bytes x qps))",
+}
+
+
+def profile_view(profile: bdp.Profile, *, grants: bool) -> Profile:
+    """A computed profile as the API tells it."""
+    return Profile(
+        rtt_ns=profile.rtt_ns,
+        rtt_source=profile.rtt_by,
+        rate_bps=profile.rate_bps,
+        bdp_bytes=profile.bdp_bytes,
+        window_bytes=profile.window_bytes,
+        segment_bytes=profile.segment_bytes,
+        qps=profile.qps,
+        outstanding_per_qp=profile.outstanding_per_qp,
+        adapt=profile.adapt,
+        grants=grants,
+        limited_by=profile.limited_by,
+        limits={
+            "rtt_ns": profile.rtt_by,
+            "rate_bps": profile.rate_by,
+            "segment_bytes": profile.segment_by,
+            "window_bytes": profile.limited_by,
+            "qps": profile.qps_by,
+            "outstanding_per_qp": profile.outstanding_by,
+        },
+    )
+
+
+def _measured(path: Path) -> list[ExplanationStep]:
+    seen = path.estimate
+    probes = seen.probes_ok + seen.probes_timeout + seen.probes_send_error + seen.probes_invalid
+    source = "probed by this host" if seen.probed else "not probed by this host"
+    return [
+        ExplanationStep(
+            topic="measured",
+            name="rtt_ns",
+            value=seen.rtt_ns,
+            formula="windowed minimum of the samples",
+            note=f"{source}; {seen.probes_ok} good samples, {seen.windows} full windows",
+        ),
+        ExplanationStep(topic="measured", name="rtt_p50_ns", value=seen.rtt_p50_ns),
+        ExplanationStep(topic="measured", name="rtt_p99_ns", value=seen.rtt_p99_ns),
+        ExplanationStep(
+            topic="measured",
+            name="loss_ratio",
+            value=seen.loss_ratio,
+            formula="timeouts / (ok + timeouts), of the last windows",
+            note=f"since the path began: {probes} probes, {seen.probes_timeout} timed out, "
+            f"{seen.probes_send_error} not sent, {seen.probes_invalid} invalid",
+        ),
+        ExplanationStep(
+            topic="measured",
+            name="goodput_bps",
+            value=seen.goodput_bps,
+            formula="best rate that acknowledged data had",
+        ),
+    ]
+
+
+def _class(path: Path) -> list[ExplanationStep]:
+    found = path.classification
+    steps = [
+        ExplanationStep(
+            topic="class",
+            name="labels_class",
+            value=found.labels_class,
+            note=f"location from {found.location_source}" if found.location_source else "",
+        ),
+        ExplanationStep(
+            topic="class",
+            name="rtt_class",
+            value=found.rtt_class,
+            note=f"{found.pending_windows} windows already speak for {found.pending_class}"
+            if found.pending_class is not None
+            else "",
+        ),
+        ExplanationStep(
+            topic="class",
+            name="path_class",
+            value=found.path_class,
+            limited_by=found.source,
+            note="labels and RTT disagree: check the labels, the cabling and the route" if found.mismatch else "",
+        ),
+    ]
+    return steps
+
+
+def explanation_view(path: Path, explained: bdp.Explanation) -> Explanation:
+    """Measured, class, and each number of the profile with its formula, for one path.
+
+    :param path: the path as the API tells it.
+    :param explained: :func:`dqplbd.profiles.bdp.explain_profile` for the same path.
+    """
+    steps = _measured(path) + _class(path)
+    for name, limit in explained.why.items():
+        steps.append(
+            ExplanationStep(
+                topic="profile",
+                name=name,
+                value=limit.value,
+                formula=_FORMULAS.get(name, ""),
+                substituted=limit.formula,
+                limited_by=limit.limiter or "",
+            )
+        )
+    live = path.live
+    if live.window_bytes and live.profile_window_bytes and live.window_bytes < live.profile_window_bytes:
+        steps.append(
+            ExplanationStep(
+                topic="profile",
+                name="window_now_bytes",
+                value=live.window_bytes,
+                formula="shrunk while the path's delay exceeds its base RTT",
+                limited_by="delay",
+                note=f"queueing delay {format_ns(live.queue_delay_ns)}",
+            )
+        )
+    return Explanation(path=path, steps=steps, summary=explained.summary)
