@@ -3,7 +3,7 @@
 
 Measurements wander; a connection that is reshaped at every wobble never settles.  So a new profile replaces the one in
 force only when something moved for good: the class, the number of queue pairs, what is pinned, the first measurement,
-or the rate, RTT or window by at least ``push_change`` (10 % by default) against the profile **in force**, so that a slow
+or the rate, RTT or window by at least ``push_change`` (10 % by default) against the profile in force, so that a slow
 drift adds up and is pushed in the end.  A change of policy is always pushed where it makes any difference.
 
 Not thread safe; no I/O.
