@@ -79,7 +79,7 @@ def _measured(path: Path) -> list[ExplanationStep]:
 
 def _class(path: Path) -> list[ExplanationStep]:
     found = path.classification
-    steps = [
+    return [
         ExplanationStep(
             topic="class",
             name="labels_class",
@@ -102,7 +102,6 @@ def _class(path: Path) -> list[ExplanationStep]:
             note="labels and RTT disagree: check the labels, the cabling and the route" if found.mismatch else "",
         ),
     ]
-    return steps
 
 
 def explanation_view(path: Path, explained: bdp.Explanation) -> Explanation:
