@@ -1,46 +1,90 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Grants: how a receiving device splits its inbound budget among its senders. A grant is a level, not a credit: the bytes
- * one sender (VC) may have in flight to this device; with a serial, the newest wins; never under one segment. The budget is
- * about one BDP and a segment for each; it is split among the senders that have backlog or sent bytes in the last two RTTs:
- * each gets at most its own window, what one does not need goes to the others. A sender that is alone gets its window.
- * 64 receives posted to 64 peers of which one sends must not slow that one. Pure, one thread.
+ * one sender (VC) may have in flight to this device; with a serial, the newest wins; never under one segment. 64 receives
+ * posted to 64 peers of which one sends must not slow that one. Pure, one thread.
+ *
+ * The rule.
+ *  Active    A sender that has backlog, or whose bytes came in within its last two RTTs (plus the host's noise). Backlog
+ *            without any bytes for DQ_GRANT_STALE_NS counts no longer: whatever holds that sender back, others can go on.
+ *  Pipe      Of a sender: the bytes in flight that fill the device from there, rate x RTT (its window when the device's
+ *            rate is unknown). What is split is not bytes but the pipe: near and far senders get the same share of the
+ *            device's rate, each in bytes of its own RTT. Split evenly in bytes, a far sender would be starved; each with
+ *            its whole window, the queue would be nearly as long as the longest window.
+ *  Split     Shares of the active senders sum to one pipe, evenly, but none gets more than its own window can use; what it
+ *            leaves goes to the others (water-filling). Level = share x pipe + one segment, at most the window: the
+ *            segment because a sender posts whole ones, and a level between two multiples would be lost otherwise.
+ *            Alone, a sender gets its whole window.
+ *  Idle      A sender that is not active keeps a level to start with. One that sent in the last DQ_GRANT_WARM_NS (warm): the
+ *            share if all warm ones were active, so that a lone partner of questions and answers always has its whole
+ *            window, while the 64 of the last all-to-all begin the next with a 64th each. Any other (cold): the share if
+ *            all members were active. So those that wake up at once overrun the budget for an RTT by two budgets and
+ *            a segment each at most, however many they are.
+ *  Told      A level is news when it differs from the one told by a segment or by an eighth; smaller steps are not worth
+ *            a message, so the levels told may exceed the split by an eighth.
  */
 #ifndef DQ_CORE_GRANT_H
 #define DQ_CORE_GRANT_H
 
 #include "core/base.h"
 
+#define DQ_GRANT_STALE_NS 1000000000ull
+#define DQ_GRANT_WARM_NS 1000000000ull
+
 struct dq_grant_member {            /* one sender; embedded in the VC */
 	struct dq_grant_member *next, *prev;
 	uint64_t window_bytes;      /* what it could use: its profile's window on this path */
 	uint32_t segment_bytes;
 	uint64_t rtt_ns;
-	uint64_t backlog_bytes;     /* as it last told */
+	uint64_t backlog_bytes;     /* as it last told, less what came in since */
+	uint64_t backlog_ns;        /* of the first split that saw this backlog, 0 = none did */
 	uint64_t last_bytes_ns;     /* when bytes of it last came in, 0 = never */
 	uint64_t level_bytes;       /* granted now */
-	uint32_t serial;            /* of level_bytes */
-	bool changed;               /* level_bytes is not told yet */
+	uint64_t pipe_bytes;        /* private to the split */
+	double share;               /* of the device's rate at the last split; private to the split */
+	uint32_t serial;            /* of level_bytes, from 1 on, wraps around */
+	bool active;                /* at the last split */
+	bool warm;                  /* active, or was in the last DQ_GRANT_WARM_NS */
+	bool changed;               /* level_bytes is not told yet: the caller tells it and clears this */
 };
 
 struct dq_grants {                  /* one a receiving device */
-	struct dq_grant_member *head;
+	struct dq_grant_member *head, *tail; /* warm ones first */
 	uint32_t members;
 	uint32_t active;            /* with backlog or recent bytes at the last split */
-	uint64_t budget_bytes;      /* at the last split */
-	bool dirty;
+	uint32_t warm;
+	uint64_t budget_bytes;      /* at the last split: the sum of the active senders' shares, in bytes of their pipes */
+	uint64_t rate_bps;          /* of the device, 0 = unknown */
+	uint64_t noise_ns;          /* time that bytes may be late for reasons of this host */
+	bool dirty;                 /* the active senders are others than at the last split */
+	bool resized;               /* members, windows or the device are others: the cold ones' levels too are to be looked at */
 };
 
 void dq_grants_init(struct dq_grants *g);
+/* Rate and noise of the device; may change at any time. */
+void dq_grants_device(struct dq_grants *g, uint64_t rate_bps, uint64_t noise_ns);
+/* A new member is to be told its level (changed is set): dq_grants_initial's, until the next split. */
 void dq_grants_add(struct dq_grants *g, struct dq_grant_member *m, uint64_t window_bytes, uint32_t segment_bytes, uint64_t rtt_ns);
 void dq_grants_remove(struct dq_grants *g, struct dq_grant_member *m);
 void dq_grants_profile(struct dq_grants *g, struct dq_grant_member *m, uint64_t window_bytes, uint32_t segment_bytes, uint64_t rtt_ns);
 void dq_grants_backlog(struct dq_grants *g, struct dq_grant_member *m, uint64_t backlog_bytes);
-void dq_grants_bytes(struct dq_grants *g, struct dq_grant_member *m, uint32_t bytes, uint64_t now_ns);
-/* Split again if something changed or a sender went quiet; marks members whose level changed by at least one segment or an
- * eighth. Returns the time to call again at the latest (DQ_NEVER: only after a change). */
+/* private: m, which was not active, has something to send */
+void dq_grants_wake(struct dq_grants *g, struct dq_grant_member *m);
+/* Bytes of m came in at now_ns (> 0). */
+static inline void dq_grants_bytes(struct dq_grants *g, struct dq_grant_member *m, uint32_t bytes, uint64_t now_ns)
+{
+	m->last_bytes_ns = now_ns;
+	m->backlog_bytes -= DQ_MIN(m->backlog_bytes, (uint64_t)bytes);
+	if (DQ_UNLIKELY(!m->active))
+		dq_grants_wake(g, m);
+}
+/*
+ * Split again if something changed or a sender went quiet; marks the members whose level is news. Returns the time to call
+ * again at the latest (DQ_NEVER: only after a change). Costs a walk over the warm senders; over all members only when
+ * members or windows changed.
+ */
 uint64_t dq_grants_split(struct dq_grants *g, uint64_t now_ns);
-/* What a new sender may start with: min(window, budget / senders active). */
+/* What a new sender may start with: about window / (members and this one), at least a segment. */
 uint64_t dq_grants_initial(const struct dq_grants *g, uint64_t window_bytes, uint32_t segment_bytes);
 
 #endif
