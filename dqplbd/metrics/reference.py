@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/metrics.md, made of the catalogue: ``python -m dqplbd.metrics.reference > docs/metrics.md``."""
+
+from dqplbd.metrics.catalogue import CATALOGUE
+
+__all__ = ["reference"]
+
+_HEAD = """\
+<!-- SPDX-License-Identifier: Apache-2.0 -->
+<!-- Made by `python -m dqplbd.metrics.reference`: change the catalogue instead. -->
+# Metrics
+
+`dqplbd` serves Prometheus metrics at `http://127.0.0.1:9471/metrics` (keys `metrics.address` and `metrics.port`), and
+beside them `/healthz` (503: restart the daemon) and `/readyz` (503: send no work to this host).
+
+The numbers are taken every two seconds and a scrape gives out the last ones, so scraping costs next to nothing and never
+waits; `dqplbd_snapshot_timestamp_seconds` says how old they are.
+
+Labels come from closed sets: `device` (the devices of this host), `class` (host, rack, zone, building, region, unknown)
+and the values named below. A host has at most 2,000 series however many peers it has: no metric has a label for peers,
+except `dqplbd_top_path_*`, which cover the `metrics.top_k` (0 to 20, normally 0) paths with the largest queueing delay.
+For single peers ask `dqplb paths` and `dqplb path explain PEER`.
+
+Counters of the network hardware are not repeated here: node_exporter has them as `node_infiniband_*`.
+
+`configs/prometheus-rules.yaml` has alerts on these metrics, `configs/grafana-dashboard.json` a dashboard.
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    rows = [
+        f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels) or '-'} | {one.help} |\n"
+        for one in CATALOGUE
+    ]
+    return _HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
