@@ -9,7 +9,13 @@
  *                                 prober delay = (T6 - T1) - (T5 - T2)
  * ACK1 and ACK2 are accepted in either order, within the timeout, once.
  *
+ * Tokens: every packet shows the token of the host that receives it, acknowledgements too. So a peer is measured only when
+ * it has been told this host's token as well (both learn in hello); what does not show it, or comes from an endpoint that is
+ * no target, is counted and not answered.
+ *
  * Threads: functions may be called from any one thread at a time; results are handed over in a ring with an event fd.
+ * Errors: negative errno; -EINVAL: id or endpoint size out of range, -ERANGE: interval (0 or at least 1 ms) or phase out of
+ * range, -ENOENT: no such target, -EAGAIN: too many extra probes wait.
  */
 #ifndef DQ_PROBE_PROBER_H
 #define DQ_PROBE_PROBER_H
@@ -29,7 +35,7 @@ enum dq_probe_result {
 
 struct dq_prober_config {
 	uint64_t timeout_ns;          /* 0 = 1 s */
-	uint64_t token;               /* of this host for this device: peers must show it; told to them in hello */
+	uint64_t token;               /* of this host for this device, random, not 0: peers must show it; told to them in hello */
 	uint32_t answers_per_second;  /* most answers to one source; 0 = 1000 */
 	uint32_t max_targets;         /* 0 = 65536 */
 	uint32_t ring_samples;        /* results kept until drained; 0 = 65536; more are dropped and counted */
@@ -46,8 +52,11 @@ struct dq_probe_sample {
 };
 
 struct dq_prober_stats {
-	uint64_t sent, acked, timeouts, send_errors, invalid, late;
-	uint64_t answered, refused_token, refused_unknown, refused_rate, malformed;
+	uint64_t sent, acked, timeouts, send_errors, invalid;
+	uint64_t late;                /* probes answered after they had timed out */
+	uint64_t answered;            /* probes of peers */
+	uint64_t refused_token, refused_unknown, refused_rate;
+	uint64_t malformed;           /* datagrams: not a probe packet, or an answer to what was not asked */
 	uint64_t samples_dropped;
 	uint32_t targets;
 	uint32_t reserved;
@@ -61,9 +70,11 @@ int dq_prober_endpoint(dq_prober *p, uint8_t *out);
  * link: emulated link towards it (of its path) or NULL; must stay until the target is removed. id: the caller's, < max_targets. */
 int dq_prober_target_set(dq_prober *p, uint32_t id, const uint8_t *endpoint, uint32_t endpoint_bytes, uint64_t token,
 			 void *link, uint64_t interval_ns, uint64_t phase_ns);
-int dq_prober_target_remove(dq_prober *p, uint32_t id);   /* when it returns, link is used no more */
+/* When it returns, link is used no more, and no sample is made for id until it is set again; those made before may still
+ * wait in the ring: drain them before the id is used for another peer. */
+int dq_prober_target_remove(dq_prober *p, uint32_t id);
 int dq_prober_once(dq_prober *p, uint32_t id);            /* one extra probe now */
-int dq_prober_event_fd(dq_prober *p);                     /* readable (eventfd) when samples wait */
+int dq_prober_event_fd(dq_prober *p);                     /* readable (eventfd) while samples wait; dq_prober_drain clears it */
 int dq_prober_drain(dq_prober *p, struct dq_probe_sample *out, uint32_t n); /* how many */
 void dq_prober_stats(dq_prober *p, struct dq_prober_stats *out);
 const char *dq_prober_time_source(dq_prober *p);          /* "completion", "kernel", "software", "virtual" */
