@@ -163,7 +163,8 @@ struct dq_provider {
 	/* Begin to connect; DQ_WC_CONNECTED or DQ_WC_FAILED follows. One end has dial true, the other false. A passive end must
 	 * be told the peer's endpoint too, and accepts only the connection that carries its own one-time token. */
 	int (*qp_connect)(struct dq_qp *qp, const struct dq_endpoint *peer, bool dial, struct dq_error *err);
-	/* To ERROR: nothing more is sent or received, the peer can write no more through it; posted work completes FLUSHED. */
+	/* To ERROR: nothing more is sent or received, the peer can write no more through it; posted work completes FLUSHED and
+	 * DQ_WC_FAILED with status DQ_WC_FLUSHED ends the QP's completions (nothing when it had failed before). */
 	void (*qp_fence)(struct dq_qp *qp);
 	void (*qp_destroy)(struct dq_qp *qp);                     /* completions not yet polled are dropped */
 

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which providers this build has. */
+#include <string.h>
+
+#include "provider/tcp.h"
+
+static const struct dq_provider *const providers[] = {
+	&dq_provider_tcp,
+};
+
+const struct dq_provider *dq_provider_find(const char *name)
+{
+	for (size_t i = 0; i < sizeof providers / sizeof providers[0]; i++)
+		if (strcmp(providers[i]->name, name) == 0)
+			return providers[i];
+	return NULL;
+}
