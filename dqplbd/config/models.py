@@ -124,7 +124,7 @@ class DeviceConfig(Section):
         description="Number of the rail; devices of one rail reach each other. By default the place in the list.",
     )
     mtu_bytes: Size | None = Field(
-        None, ge=576, le=65536, description="Largest packet; by default that of the interface with this address."
+        None, ge=576, le=65536, description="Payload of one packet; by default what the interface allows."
     )
     numa_node: int | None = Field(None, ge=0, le=1023, description="NUMA node near the device; by default asked for.")
 
@@ -297,7 +297,7 @@ class ClassificationConfig(Section):
     )
     topology_file: str | None = Field(None, min_length=1, max_length=4096, description="File with host locations.")
     topology_format: Literal["auto", "yaml", "keyvalue", "slurm_conf", "slurm_yaml"] = Field(
-        "auto", description="Format of the topology file; auto tells by its name and first lines."
+        "auto", description="Format of the topology file; auto tells by its first line."
     )
     overrides: dict[HostId, PathClass] = Field(
         {}, max_length=100_000, description="Class of the paths to a host, whatever labels and RTT say."
