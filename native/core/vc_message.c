@@ -1,0 +1,831 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages of a VC: receives and their slots, sends and puts and their way through the scheduler, exports. */
+#include <errno.h>
+
+#include "core/vc_private.h"
+
+/* --- telling clients, releasing ------------------------------------------------------------------------------- */
+
+static enum dq_completion_kind done_kind(const struct dq_msg *m)
+{
+	switch ((enum dq_msg_kind)m->kind) {
+	case DQ_KIND_SEND: return DQ_DONE_SEND;
+	case DQ_KIND_PUT: return DQ_DONE_PUT;
+	case DQ_KIND_RECV: return DQ_DONE_RECV;
+	default: return DQ_DONE_NOTIFY;
+	}
+}
+
+void dq_msg_finish(struct dq_vc *vc, struct dq_msg *m, int32_t status, uint64_t bytes)
+{
+	struct dq_done d;
+	if (m->completed)
+		return;
+	m->completed = true;
+	d = (struct dq_done){ .kind = done_kind(m), .status = status, .client = dq_flow_at(vc->pools, m->flow)->client,
+			      .flow = m->flow, .request = m->request, .bytes = bytes, .tag = m->tag,
+			      .offset = m->remote_offset, .region = m->region };
+	vc->ops->done(vc->user, vc, &d);
+}
+
+static void release_mem(struct dq_vc *vc, struct dq_msg *m)
+{
+	if (m->holds_mem) {
+		m->holds_mem = false;
+		vc->ops->mem_release(vc->user, m->mem);
+	}
+}
+
+void dq_msg_free(struct dq_vc *vc, struct dq_list *list, uint32_t index)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	release_mem(vc, m);
+	dq_list_remove(&vc->pools->messages, list, index);
+	dq_slab_free(&vc->pools->messages, index);
+}
+
+void dq_msg_drop_incoming(struct dq_vc *vc, struct dq_flow *f, struct dq_list *list, uint32_t index)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	if (m->has_slot) {
+		dq_tracker_release(&vc->tracker, m->slot);
+		dq_slot_set(vc->incoming_pages, m->slot, DQ_NONE);
+		if (m->kind == DQ_KIND_RECV)
+			dq_slot_give(vc, f, DQ_DIR_RECV, m->slot);
+	}
+	dq_msg_free(vc, list, index);
+}
+
+/* A new message object at the end of list, or NULL. */
+static struct dq_msg *new_msg(struct dq_vc *vc, struct dq_list *list, const struct dq_operation *op, enum dq_msg_kind kind,
+			      uint32_t *index)
+{
+	struct dq_msg *m;
+	*index = dq_slab_alloc(&vc->pools->messages);
+	if (*index == DQ_NONE)
+		return NULL;
+	m = dq_msg_at(vc, *index);
+	m->flow = op->flow;
+	m->kind = (uint8_t)kind;
+	m->request = op->request;
+	m->mem = op->mem;
+	m->offset = op->offset;
+	m->bytes = op->bytes;
+	m->tag = op->tag;
+	m->region = op->region;
+	m->remote_offset = op->remote_offset;
+	m->import = DQ_NONE;
+	m->holds_mem = kind == DQ_KIND_SEND || kind == DQ_KIND_PUT || kind == DQ_KIND_RECV;
+	dq_list_push(&vc->pools->messages, list, *index);
+	return m;
+}
+
+static int usable(const struct dq_vc *vc, const struct dq_flow *f)
+{
+	if (!f || f->local_closed)
+		return DQ_ERR_INVALID;
+	if (vc->failed)
+		return vc->failed;
+	if (f->peer_closed)
+		return f->peer_reason;
+	return f->state == DQ_FLOW_OPEN ? 0 : DQ_ERR_INVALID;
+}
+
+/* --- into and out of the scheduler ---------------------------------------------------------------------------- */
+
+static void enqueue(struct dq_vc *vc, uint32_t index, struct dq_list *from)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
+	dq_list_remove(&vc->pools->messages, from, index);
+	dq_list_push(&vc->pools->messages, &f->ready, index);
+	m->seg_bytes = dq_segment_bytes(m->bytes, vc->window.profile.segment_bytes);
+	m->seg_count = dq_segment_count(m->bytes, m->seg_bytes);
+	f->backlog += m->bytes;
+	vc->backlog += m->bytes;
+	dq_sched_activate(&vc->sched, &f->sched);
+}
+
+void dq_msg_unqueue(struct dq_vc *vc, struct dq_flow *f, uint32_t index)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	uint64_t left = m->bytes - DQ_MIN(m->bytes, (uint64_t)m->seg_next * m->seg_bytes);
+	f->backlog -= left;
+	vc->backlog -= left;
+	dq_list_remove(&vc->pools->messages, &f->ready, index);
+	dq_list_push(&vc->pools->messages, &f->sending, index);
+	if (dq_list_empty(&f->ready))
+		dq_sched_deactivate(&vc->sched, &f->sched);
+}
+
+void dq_msg_stop(struct dq_vc *vc, uint32_t index, int32_t status, uint64_t now_ns)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
+	m->canceled = true;
+	m->status = status;
+	dq_msg_finish(vc, m, status, 0);
+	dq_msg_unqueue(vc, f, index);
+	dq_msg_settle(vc, index, now_ns);
+}
+
+/* An outgoing message is over at this end: off the maps, its slot given back if this end named it. */
+static void retire(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint64_t now_ns)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	uint32_t flow = m->flow;
+	bool put = m->kind == DQ_KIND_PUT;
+	dq_slot_set(vc->outgoing_pages, m->slot, DQ_NONE);
+	if (put)
+		dq_slot_give(vc, f, DQ_DIR_PUT, m->slot);
+	dq_msg_free(vc, &f->sending, index);
+	if (put)
+		dq_msg_serve(vc, flow, DQ_DIR_PUT, now_ns, UINT32_MAX);
+	dq_flow_advance_close(vc, flow, now_ns);
+}
+
+static void drop_import_user(struct dq_vc *vc, struct dq_flow *f, struct dq_msg *m)
+{
+	struct dq_region *r = m->import == DQ_NONE ? NULL : dq_region_at(vc, m->import);
+	m->import = DQ_NONE;
+	if (!r || --r->users || !r->withdrawn || f->close_sent)
+		return;
+	dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_UNEXPORT, .flags = DQ_FLAG_ANSWER, .flow = f->peer_flow, .region = r->id }, NULL);
+	dq_region_free(vc, &f->imports, (uint32_t)r->number); /* an import keeps its own index there */
+}
+
+void dq_msg_settle(struct dq_vc *vc, uint32_t index, uint64_t now_ns)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
+
+	if (m->seg_done != m->seg_next || (m->seg_next != m->seg_count && !m->canceled))
+		return;
+	if (m->counted) {
+		m->counted = false;
+		f->outstanding--;
+	}
+	if (!m->completed && !m->canceled)
+		vc->counters.tx_messages++;
+	dq_msg_finish(vc, m, m->canceled ? m->status : DQ_OK, m->bytes);
+	release_mem(vc, m);
+	if (m->kind == DQ_KIND_PUT) {
+		drop_import_user(vc, f, m);
+		if (m->canceled && !m->done_heard && !f->peer_closed && !f->close_sent) {
+			/* The peer knows this put and may hold half of it: withdraw it; its DONE frees the slot. */
+			m->canceled = false;
+			m->seg_count = m->seg_next;
+			if (dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_CANCEL, .slot = m->slot, .serial = m->serial }, NULL))
+				dq_vc_owes(vc, now_ns);
+			m->status = DQ_ERR_CANCELED; /* marks that an answer is owed */
+			dq_flow_advance_close(vc, m->flow, now_ns);
+			return;
+		}
+		if (!m->done_heard && !f->peer_closed) {
+			dq_flow_advance_close(vc, m->flow, now_ns);
+			return;
+		}
+	} else if (!f->peer_closed) {
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = m->slot, .serial = m->serial,
+						     .status = m->canceled ? m->status : DQ_OK }, NULL);
+	}
+	retire(vc, f, index, now_ns);
+}
+
+/* --- send ----------------------------------------------------------------------------------------------------- */
+
+/* The send and the receive found each other; `from` is the list the send is on. Takes the RTR's object. */
+static void match(struct dq_vc *vc, uint32_t index, struct dq_list *from, uint32_t rtr_index, uint64_t now_ns)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
+	struct dq_rtr *r = dq_rtr_at(vc, rtr_index);
+	uint64_t room = r->bytes;
+
+	m->has_slot = true;
+	m->slot = r->slot;
+	m->serial = r->serial;
+	m->remote_addr = r->addr;
+	m->remote_key = r->key;
+	dq_list_remove(&vc->pools->rtrs, &f->rtrs, rtr_index);
+	dq_slab_free(&vc->pools->rtrs, rtr_index);
+	dq_slot_set(vc->outgoing_pages, m->slot, index); /* its page exists: the RTR was there */
+	if (m->bytes > room) {
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = m->slot, .serial = m->serial, .status = DQ_ERR_TOO_LONG }, NULL);
+		dq_slot_set(vc->outgoing_pages, m->slot, DQ_NONE);
+		dq_msg_finish(vc, m, DQ_ERR_TOO_LONG, 0);
+		dq_msg_free(vc, from, index);
+		return;
+	}
+	(void)now_ns;
+	enqueue(vc, index, from);
+}
+
+int dq_vc_send(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
+	uint32_t index;
+	int rc = usable(vc, f);
+	if (rc)
+		return rc;
+	if (!new_msg(vc, &f->unmatched, op, DQ_KIND_SEND, &index))
+		return DQ_ERR_NOMEM;
+	for (uint32_t r = f->rtrs.head; r != DQ_NONE; r = dq_rtr_at(vc, r)->node.next) {
+		if (dq_rtr_at(vc, r)->tag == op->tag) {
+			match(vc, index, &f->unmatched, r, now_ns);
+			break;
+		}
+	}
+	return 0;
+}
+
+int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_of_peer(vc, m->flow);
+	struct dq_rtr *r;
+	uint32_t index;
+
+	if (!f || f->peer_closed)
+		return dq_vc_broken(vc, "RTR names flow %u, which is not open", m->flow);
+	if (m->slot >= DQ_SLOT_PUT_BASE || dq_slot_get(vc->outgoing_pages, m->slot) != DQ_NONE)
+		return dq_vc_broken(vc, "RTR names slot %u, which is %s", m->slot,
+				    m->slot >= DQ_SLOT_PUT_BASE ? "one of the sender's" : "in use");
+	if (f->local_closed)
+		return 0; /* crossed our close; the FLOW_CLOSE answers it */
+	index = dq_slab_alloc(&vc->pools->rtrs);
+	if (index == DQ_NONE || !dq_slot_set(vc->outgoing_pages, m->slot, index | DQ_OUT_IS_RTR)) {
+		dq_slab_free(&vc->pools->rtrs, index);
+		return -ENOMEM;
+	}
+	r = dq_rtr_at(vc, index);
+	*r = (struct dq_rtr){ .flow = m->flow, .slot = m->slot, .serial = m->serial, .addr = m->addr, .key = m->keys[0],
+			      .bytes = m->length, .tag = m->tag };
+	dq_list_push(&vc->pools->rtrs, &f->rtrs, index);
+	for (uint32_t i = f->unmatched.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next) {
+		if (dq_msg_at(vc, i)->tag == m->tag) {
+			match(vc, i, &f->unmatched, index, now_ns);
+			break;
+		}
+	}
+	return 0;
+}
+
+/* --- receive -------------------------------------------------------------------------------------------------- */
+
+static bool announce(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint16_t slot)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	struct dq_message rtr = { .type = DQ_MSG_RTR, .flow = f->peer_flow, .slot = slot, .length = m->bytes, .tag = m->tag, .nkeys = 1 };
+
+	if (!dq_slot_set(vc->incoming_pages, slot, index) || dq_tracker_arm(&vc->tracker, slot)) {
+		dq_slot_set(vc->incoming_pages, slot, DQ_NONE);
+		dq_slot_give(vc, f, DQ_DIR_RECV, slot);
+		return false;
+	}
+	m->has_slot = true;
+	m->slot = slot;
+	m->serial = rtr.serial = ++vc->serial;
+	vc->ops->mem_key(vc->user, vc, m->mem, m->offset, &rtr.addr, &rtr.keys[0]);
+	dq_list_remove(&vc->pools->messages, &f->receives, index);
+	dq_list_push(&vc->pools->messages, &f->announced, index);
+	vc->counters.receives_waiting--;
+	dq_vc_tell(vc, &rtr, NULL);
+	return true;
+}
+
+/* A put gets its slot: PUT goes to the peer, the data into the scheduler. */
+static bool start_put(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint16_t slot)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	if (!dq_slot_set(vc->outgoing_pages, slot, index)) {
+		dq_slot_give(vc, f, DQ_DIR_PUT, slot);
+		return false;
+	}
+	m->has_slot = true;
+	m->slot = slot;
+	m->serial = ++vc->serial;
+	dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_PUT, .flow = f->peer_flow, .slot = slot, .serial = m->serial, .cookie = m->tag,
+					     .length = m->bytes, .region = m->region, .offset = m->remote_offset }, NULL);
+	enqueue(vc, index, &f->puts);
+	return true;
+}
+
+void dq_msg_serve(struct dq_vc *vc, uint32_t flow, int dir, uint64_t now_ns, uint32_t most)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, flow);
+	struct dq_list *list;
+	(void)now_ns;
+	if (!f || f->state != DQ_FLOW_OPEN || f->local_closed || f->peer_closed || vc->failed)
+		return;
+	list = dir == DQ_DIR_RECV ? &f->receives : &f->puts;
+	while (!dq_list_empty(list) && most--) {
+		uint16_t slot;
+		if (!dq_slot_take(vc, f, dir, &slot))
+			break;
+		if (!(dir == DQ_DIR_RECV ? announce(vc, f, list->head, slot) : start_put(vc, f, list->head, slot)))
+			break;
+	}
+	if (dq_list_empty(list))
+		dq_slot_unwant(vc, flow, f, dir);
+	else
+		dq_slot_want(vc, flow, f, dir);
+}
+
+int dq_vc_recv(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
+	uint32_t index;
+	int rc = usable(vc, f);
+	if (rc)
+		return rc;
+	if (!new_msg(vc, &f->receives, op, DQ_KIND_RECV, &index))
+		return DQ_ERR_NOMEM;
+	vc->counters.receives_waiting++;
+	if (!f->is_waiting[DQ_DIR_RECV]) /* else others of this flow are before it */
+		dq_msg_serve(vc, op->flow, DQ_DIR_RECV, now_ns, UINT32_MAX);
+	return 0;
+}
+
+/* --- put ------------------------------------------------------------------------------------------------------ */
+
+int dq_vc_put(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
+	struct dq_region *r = NULL;
+	struct dq_msg *m;
+	uint32_t index, import;
+	int rc = usable(vc, f);
+	if (rc)
+		return rc;
+	for (import = f->imports.head; import != DQ_NONE; import = r->node.next) {
+		r = dq_region_at(vc, import);
+		if (r->id == op->region)
+			break;
+	}
+	if (import == DQ_NONE || r->withdrawn || op->remote_offset > r->bytes || op->bytes > r->bytes - op->remote_offset)
+		return DQ_ERR_REGION;
+	m = new_msg(vc, &f->puts, op, DQ_KIND_PUT, &index);
+	if (!m)
+		return DQ_ERR_NOMEM;
+	m->import = import;
+	m->remote_addr = r->addr + op->remote_offset;
+	m->remote_key = r->key;
+	r->users++;
+	if (!f->is_waiting[DQ_DIR_PUT])
+		dq_msg_serve(vc, op->flow, DQ_DIR_PUT, now_ns, UINT32_MAX);
+	return 0;
+}
+
+/* The put is complete here and a NOTIFY is there: tell the client, tell the peer, forget it. */
+static void notify(struct dq_vc *vc, struct dq_flow *f, uint32_t put_index, struct dq_list *put_list, uint32_t request_index)
+{
+	struct dq_msg *put = dq_msg_at(vc, put_index), *n = dq_msg_at(vc, request_index);
+	n->tag = put->tag;
+	n->region = put->region;
+	n->remote_offset = put->remote_offset;
+	dq_msg_finish(vc, n, DQ_OK, put->bytes);
+	dq_msg_free(vc, &f->notifies, request_index);
+	if (put->has_slot)
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = put->slot, .serial = put->serial }, NULL);
+	dq_msg_drop_incoming(vc, f, put_list, put_index);
+}
+
+static int put_complete(struct dq_vc *vc, uint32_t index)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
+	uint64_t got = dq_tracker_bytes(&vc->tracker, m->slot);
+	if (got != m->bytes)
+		return dq_vc_broken(vc, "put in slot %u has %llu bytes, PUT said %llu", m->slot, (unsigned long long)got,
+				    (unsigned long long)m->bytes);
+	m->arrived = true;
+	vc->counters.rx_messages++;
+	dq_list_remove(&vc->pools->messages, &f->incoming, index);
+	dq_list_push(&vc->pools->messages, &f->arrived, index);
+	if (!dq_list_empty(&f->notifies))
+		notify(vc, f, index, &f->arrived, f->notifies.head);
+	return 0;
+}
+
+int dq_vc_notify(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
+	uint32_t index;
+	int rc = usable(vc, f);
+	(void)now_ns;
+	/* Puts that arrived before the peer closed are still told. */
+	if (rc && !(f && f->state == DQ_FLOW_OPEN && !f->local_closed && !dq_list_empty(&f->arrived)))
+		return rc;
+	if (!new_msg(vc, &f->notifies, op, DQ_KIND_NOTIFY, &index))
+		return DQ_ERR_NOMEM;
+	if (!dq_list_empty(&f->arrived))
+		notify(vc, f, f->arrived.head, &f->arrived, f->notifies.head);
+	return 0;
+}
+
+int dq_msg_on_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_of_peer(vc, m->flow);
+	struct dq_region *r = NULL;
+	struct dq_msg *put;
+	uint32_t index;
+	struct dq_operation op = { .flow = m->flow, .bytes = m->length, .tag = m->cookie, .region = m->region, .remote_offset = m->offset };
+	(void)now_ns;
+
+	if (!f || f->peer_closed)
+		return dq_vc_broken(vc, "PUT names flow %u, which is not open", m->flow);
+	if (m->slot < DQ_SLOT_PUT_BASE || dq_slot_get(vc->incoming_pages, m->slot) != DQ_NONE)
+		return dq_vc_broken(vc, "PUT names slot %u, which is %s", m->slot,
+				    m->slot < DQ_SLOT_PUT_BASE ? "one of the receiver's" : "in use");
+	r = dq_region_at(vc, m->region);
+	if (!r || r->flow != m->flow || r->id != m->region || r->mem == 0)
+		return dq_vc_broken(vc, "PUT names region %u, which was not exported on flow %u", m->region, m->flow);
+	if (m->offset > r->bytes || m->length > r->bytes - m->offset)
+		return dq_vc_broken(vc, "PUT of %llu bytes at %llu does not fit into region %u of %llu bytes", (unsigned long long)m->length,
+				    (unsigned long long)m->offset, m->region, (unsigned long long)r->bytes);
+	put = new_msg(vc, &f->incoming, &op, DQ_KIND_PUT_IN, &index);
+	if (!put)
+		return -ENOMEM;
+	put->completed = true; /* nobody asked for it: only a NOTIFY request is told */
+	put->has_slot = true;
+	put->slot = m->slot;
+	put->serial = m->serial;
+	if (!dq_slot_set(vc->incoming_pages, m->slot, index))
+		return -ENOMEM;
+	return dq_tracker_complete(&vc->tracker, m->slot) ? put_complete(vc, index) : 0;
+}
+
+/* --- segments of the peer ------------------------------------------------------------------------------------- */
+
+int dq_vc_segment_in(struct dq_vc *vc, uint32_t imm, uint32_t bytes, uint64_t now_ns)
+{
+	uint16_t slot = dq_imm_slot(imm);
+	uint32_t index = dq_slot_get(vc->incoming_pages, slot);
+	struct dq_msg *m;
+	struct dq_flow *f;
+	enum dq_track t;
+
+	vc->last_heard_ns = now_ns;
+	vc->counters.rx_segments++;
+	vc->counters.rx_bytes += bytes;
+	if (vc->grants_on)
+		dq_grants_bytes(vc->grants, &vc->grant_out, bytes, now_ns);
+	t = dq_tracker_segment(&vc->tracker, slot, dq_imm_index(imm), dq_imm_last(imm), bytes);
+	switch (t) {
+	case DQ_TRACK_NEW:
+	case DQ_TRACK_COMPLETE:
+		break;
+	case DQ_TRACK_DUPLICATE:
+		return 0;
+	case DQ_TRACK_UNARMED:
+		return dq_vc_broken(vc, "segment for slot %u, which was not announced", slot);
+	case DQ_TRACK_CONFLICT:
+		return dq_vc_broken(vc, "segment %u of slot %u contradicts its last segment", dq_imm_index(imm), slot);
+	case DQ_TRACK_NOMEM:
+		return -ENOMEM;
+	}
+	if (index == DQ_NONE)
+		return 0; /* a put whose PUT is still under way on the control QP */
+	m = dq_msg_at(vc, index);
+	if (dq_tracker_bytes(&vc->tracker, slot) > m->bytes)
+		return dq_vc_broken(vc, "more than the %llu bytes of slot %u were sent", (unsigned long long)m->bytes, slot);
+	if (t != DQ_TRACK_COMPLETE)
+		return 0;
+	if (m->kind == DQ_KIND_PUT_IN)
+		return put_complete(vc, index);
+	m->arrived = true;
+	f = dq_flow_at(vc->pools, m->flow);
+	if (!m->completed)
+		vc->counters.rx_messages++;
+	dq_msg_finish(vc, m, DQ_OK, dq_tracker_bytes(&vc->tracker, slot));
+	if (m->done_heard) {
+		uint32_t flow = m->flow;
+		dq_msg_drop_incoming(vc, f, &f->announced, index);
+		dq_msg_serve(vc, flow, DQ_DIR_RECV, now_ns, UINT32_MAX);
+	}
+	return 0;
+}
+
+/* --- DONE, CANCEL --------------------------------------------------------------------------------------------- */
+
+static int done_of_receive(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	uint32_t index = dq_slot_get(vc->incoming_pages, m->slot), flow;
+	struct dq_msg *r = index == DQ_NONE ? NULL : dq_msg_at(vc, index);
+	struct dq_flow *f;
+
+	if (!r || r->serial != m->serial || r->done_heard)
+		return dq_vc_broken(vc, "DONE for slot %u, serial %llu, which is not outstanding", m->slot, (unsigned long long)m->serial);
+	flow = r->flow;
+	f = dq_flow_at(vc->pools, flow);
+	r->done_heard = true;
+	if (r->canceled)
+		dq_vc_answered(vc, now_ns);
+	if (m->status == DQ_OK && !r->arrived)
+		return 0; /* the last completions of segments are still in our queue */
+	dq_msg_finish(vc, r, m->status < 0 && m->status >= DQ_ERR_INTERNAL ? m->status : DQ_ERR_INTERNAL, 0);
+	dq_msg_drop_incoming(vc, f, &f->announced, index);
+	dq_msg_serve(vc, flow, DQ_DIR_RECV, now_ns, UINT32_MAX);
+	return 0;
+}
+
+static int done_of_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	uint32_t index = dq_slot_get(vc->outgoing_pages, m->slot);
+	struct dq_msg *put = index == DQ_NONE ? NULL : dq_msg_at(vc, index);
+
+	if (!put || put->serial != m->serial || put->done_heard)
+		return dq_vc_broken(vc, "DONE for slot %u, serial %llu, which is not outstanding", m->slot, (unsigned long long)m->serial);
+	put->done_heard = true;
+	if (put->status == DQ_ERR_CANCELED && !put->canceled && put->completed)
+		dq_vc_answered(vc, now_ns); /* of our CANCEL */
+	if (put->seg_done == put->seg_next && put->seg_next == put->seg_count)
+		retire(vc, dq_flow_at(vc->pools, put->flow), index, now_ns);
+	else if (m->status == DQ_OK && put->seg_next != put->seg_count && !put->canceled)
+		return dq_vc_broken(vc, "DONE for slot %u before all of it was sent", m->slot);
+	return 0;
+}
+
+int dq_msg_on_done(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	return m->slot < DQ_SLOT_PUT_BASE ? done_of_receive(vc, m, now_ns) : done_of_put(vc, m, now_ns);
+}
+
+/* The end that named a slot withdraws it. What was finished before is answered already: then there is nothing to do. */
+int dq_msg_on_cancel(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	struct dq_message answer = { .type = DQ_MSG_DONE, .slot = m->slot, .serial = m->serial, .status = DQ_ERR_CANCELED };
+	uint32_t index;
+
+	if (m->slot >= DQ_SLOT_PUT_BASE) {
+		struct dq_msg *put;
+		index = dq_slot_get(vc->incoming_pages, m->slot);
+		put = index == DQ_NONE ? NULL : dq_msg_at(vc, index);
+		if (put && put->serial == m->serial && !put->arrived) {
+			struct dq_flow *f = dq_flow_at(vc->pools, put->flow);
+			dq_msg_drop_incoming(vc, f, &f->incoming, index);
+			if (!f->close_sent) /* else our FLOW_CLOSE has answered */
+				dq_vc_tell(vc, &answer, NULL);
+		}
+		return 0;
+	}
+	index = dq_slot_get(vc->outgoing_pages, m->slot);
+	if (index == DQ_NONE)
+		return 0;
+	if (index & DQ_OUT_IS_RTR) {
+		struct dq_rtr *r = dq_rtr_at(vc, index & ~DQ_OUT_IS_RTR);
+		if (r->serial == m->serial) {
+			struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
+			dq_list_remove(&vc->pools->rtrs, &f->rtrs, index & ~DQ_OUT_IS_RTR);
+			dq_slab_free(&vc->pools->rtrs, index & ~DQ_OUT_IS_RTR);
+			dq_slot_set(vc->outgoing_pages, m->slot, DQ_NONE);
+			dq_vc_tell(vc, &answer, NULL);
+		}
+		return 0;
+	}
+	{
+		struct dq_msg *send = dq_msg_at(vc, index);
+		if (send->serial == m->serial && !send->canceled && send->seg_next != send->seg_count)
+			dq_msg_stop(vc, index, DQ_ERR_CANCELED, now_ns);
+		/* else all of it is posted: its own DONE answers */
+	}
+	return 0;
+}
+
+/* --- regions -------------------------------------------------------------------------------------------------- */
+
+void dq_region_finish(struct dq_vc *vc, struct dq_region *r, int32_t status)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
+	struct dq_done d = { .status = status, .client = f->client, .flow = r->flow, .region = r->id };
+	if (r->exporting) {
+		/* off the queue of those that wait for an acknowledgement */
+		uint32_t *at = &vc->exporting_head, last = DQ_NONE;
+		while (*at != r->id) {
+			last = *at;
+			at = &dq_region_at(vc, *at)->next_exporting;
+		}
+		*at = r->next_exporting;
+		if (vc->exporting_tail == r->id)
+			vc->exporting_tail = last;
+		r->exporting = false;
+		d.kind = DQ_DONE_EXPORT;
+		d.request = r->request;
+		vc->ops->done(vc->user, vc, &d);
+	}
+	if (r->has_unexport) {
+		r->has_unexport = false;
+		d.kind = DQ_DONE_UNEXPORT;
+		d.request = r->unexport_request;
+		vc->ops->done(vc->user, vc, &d);
+	}
+}
+
+void dq_region_free(struct dq_vc *vc, struct dq_list *list, uint32_t index)
+{
+	struct dq_region *r = dq_region_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
+	if (list == &f->exports)
+		vc->ops->mem_release(vc->user, r->mem);
+	dq_list_remove(&vc->pools->regions, list, index);
+	dq_slab_free(&vc->pools->regions, index);
+}
+
+void dq_region_exported(struct dq_vc *vc)
+{
+	while (vc->exporting_head != DQ_NONE) {
+		struct dq_region *r = dq_region_at(vc, vc->exporting_head);
+		struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
+		struct dq_done d;
+		if (!dq_control_acked(&vc->control, r->number))
+			return;
+		vc->exporting_head = r->next_exporting;
+		if (vc->exporting_head == DQ_NONE)
+			vc->exporting_tail = DQ_NONE;
+		r->exporting = false;
+		d = (struct dq_done){ .kind = DQ_DONE_EXPORT, .client = f->client, .flow = r->flow, .request = r->request, .region = r->id,
+				      .bytes = r->bytes };
+		vc->ops->done(vc->user, vc, &d);
+	}
+}
+
+int dq_vc_export(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
+	struct dq_message e = { .type = DQ_MSG_EXPORT, .length = op->bytes, .nkeys = 1 };
+	struct dq_region *r;
+	uint32_t index;
+	int rc = usable(vc, f);
+	(void)now_ns;
+	if (rc)
+		return rc;
+	index = dq_slab_alloc(&vc->pools->regions);
+	if (index == DQ_NONE)
+		return DQ_ERR_NOMEM;
+	r = dq_region_at(vc, index);
+	r->flow = op->flow;
+	r->id = index;
+	r->mem = op->mem;
+	r->bytes = op->bytes;
+	r->request = op->request;
+	e.flow = f->peer_flow;
+	e.region = index;
+	vc->ops->mem_key(vc->user, vc, op->mem, op->offset, &e.addr, &e.keys[0]);
+	if (!dq_vc_tell(vc, &e, &r->number)) {
+		dq_slab_free(&vc->pools->regions, index);
+		return DQ_ERR_NOMEM;
+	}
+	dq_list_push(&vc->pools->regions, &f->exports, index);
+	r->exporting = true;
+	r->next_exporting = DQ_NONE;
+	if (vc->exporting_tail == DQ_NONE)
+		vc->exporting_head = index;
+	else
+		dq_region_at(vc, vc->exporting_tail)->next_exporting = index;
+	vc->exporting_tail = index;
+	return 0;
+}
+
+static void withdraw(struct dq_vc *vc, struct dq_flow *f, struct dq_region *r, uint64_t now_ns)
+{
+	if (r->withdrawn)
+		return;
+	r->withdrawn = true;
+	if (dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_UNEXPORT, .flow = f->peer_flow, .region = r->id }, NULL))
+		dq_vc_owes(vc, now_ns);
+}
+
+int dq_vc_unexport(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
+	struct dq_region *r = dq_region_at(vc, op->region);
+	int rc = usable(vc, f);
+	if (rc)
+		return rc;
+	if (!r || r->flow != op->flow || r->mem == 0 || r->id != op->region || r->has_unexport || r->withdrawn)
+		return DQ_ERR_REGION;
+	r->has_unexport = true;
+	r->unexport_request = op->request;
+	withdraw(vc, f, r, now_ns);
+	return 0;
+}
+
+int dq_msg_on_export(struct dq_vc *vc, const struct dq_message *m)
+{
+	struct dq_flow *f = dq_flow_of_peer(vc, m->flow);
+	struct dq_region *r;
+	uint32_t index;
+	if (!f || f->peer_closed)
+		return dq_vc_broken(vc, "EXPORT names flow %u, which is not open", m->flow);
+	if (f->local_closed)
+		return 0;
+	index = dq_slab_alloc(&vc->pools->regions);
+	if (index == DQ_NONE)
+		return -ENOMEM;
+	r = dq_region_at(vc, index);
+	r->flow = m->flow;
+	r->id = m->region;
+	r->addr = m->addr;
+	r->key = m->keys[0];
+	r->bytes = m->length;
+	r->number = index;
+	dq_list_push(&vc->pools->regions, &f->imports, index);
+	return 0;
+}
+
+int dq_msg_on_unexport(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_of_peer(vc, m->flow);
+	struct dq_region *r = NULL;
+	uint32_t index, next;
+
+	if (!f || f->peer_closed)
+		return dq_vc_broken(vc, "UNEXPORT names flow %u, which is not open", m->flow);
+	if (m->flags & DQ_FLAG_ANSWER) {
+		r = dq_region_at(vc, m->region);
+		if (!r || r->flow != m->flow || r->mem == 0 || !r->withdrawn)
+			return dq_vc_broken(vc, "UNEXPORT answers for region %u, which was not withdrawn", m->region);
+		dq_vc_answered(vc, now_ns);
+		dq_region_finish(vc, r, DQ_OK);
+		dq_region_free(vc, &f->exports, m->region);
+		return 0;
+	}
+	if (f->close_sent)
+		return 0; /* our FLOW_CLOSE has answered */
+	for (index = f->imports.head; index != DQ_NONE; index = r->node.next) {
+		r = dq_region_at(vc, index);
+		if (r->id == m->region && !r->withdrawn)
+			break;
+	}
+	if (index == DQ_NONE) {
+		if (f->local_closed)
+			return 0; /* its EXPORT was ignored for the same reason */
+		return dq_vc_broken(vc, "UNEXPORT names region %u, which is not exported", m->region);
+	}
+	r->withdrawn = true;
+	r->users++; /* hold it while puts into it are stopped */
+	for (uint32_t i = f->puts.head; i != DQ_NONE; i = next) {
+		struct dq_msg *p = dq_msg_at(vc, i);
+		next = p->node.next;
+		if (p->import == index) {
+			r->users--;
+			dq_msg_finish(vc, p, DQ_ERR_REGION, 0);
+			dq_msg_free(vc, &f->puts, i);
+		}
+	}
+	for (uint32_t i = f->ready.head; i != DQ_NONE; i = next) {
+		next = dq_msg_at(vc, i)->node.next;
+		if (dq_msg_at(vc, i)->import == index)
+			dq_msg_stop(vc, i, DQ_ERR_REGION, now_ns);
+	}
+	if (--r->users == 0) {
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_UNEXPORT, .flags = DQ_FLAG_ANSWER, .flow = f->peer_flow, .region = r->id }, NULL);
+		dq_region_free(vc, &f->imports, index);
+	}
+	return 0;
+}
+
+/* --- memory goes away ----------------------------------------------------------------------------------------- */
+
+void dq_vc_cancel_mem(struct dq_vc *vc, uint32_t flow, uint64_t mem, uint64_t now_ns)
+{
+	struct dq_flow *f = dq_flow_at(vc->pools, flow);
+	struct dq_list *waiting[] = { &f->unmatched, &f->puts, &f->receives };
+	uint32_t next;
+
+	for (unsigned l = 0; l < 3; l++) {
+		for (uint32_t i = waiting[l]->head; i != DQ_NONE; i = next) {
+			struct dq_msg *m = dq_msg_at(vc, i);
+			next = m->node.next;
+			if (m->mem != mem)
+				continue;
+			dq_msg_finish(vc, m, DQ_ERR_CANCELED, 0);
+			if (m->kind == DQ_KIND_PUT)
+				drop_import_user(vc, f, m);
+			if (m->kind == DQ_KIND_RECV)
+				vc->counters.receives_waiting--;
+			dq_msg_free(vc, waiting[l], i);
+		}
+	}
+	for (uint32_t i = f->ready.head; i != DQ_NONE; i = next) {
+		next = dq_msg_at(vc, i)->node.next;
+		if (dq_msg_at(vc, i)->mem == mem)
+			dq_msg_stop(vc, i, DQ_ERR_CANCELED, now_ns);
+	}
+	for (uint32_t i = f->announced.head; i != DQ_NONE; i = next) {
+		struct dq_msg *m = dq_msg_at(vc, i);
+		next = m->node.next;
+		if (m->mem != mem || m->canceled || m->done_heard)
+			continue;
+		dq_msg_finish(vc, m, DQ_ERR_CANCELED, 0);
+		m->canceled = true;
+		if (dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_CANCEL, .slot = m->slot, .serial = m->serial }, NULL))
+			dq_vc_owes(vc, now_ns);
+	}
+	for (uint32_t i = f->exports.head; i != DQ_NONE; i = next) {
+		struct dq_region *r = dq_region_at(vc, i);
+		next = r->node.next;
+		if (r->mem == mem)
+			withdraw(vc, f, r, now_ns);
+	}
+}

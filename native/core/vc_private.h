@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of the VC: its objects, and what its files call of each other. Nobody else includes this. */
+#ifndef DQ_CORE_VC_PRIVATE_H
+#define DQ_CORE_VC_PRIVATE_H
+
+#include "core/vc.h"
+
+#define DQ_VC_MAX_FLOWS 16384u  /* half of the slots of a direction are the flows' own, the other half is shared by need */
+#define DQ_VC_SHARED_SLOTS 16384u
+enum { DQ_DIR_RECV = 0, DQ_DIR_PUT = 1 };
+
+enum dq_msg_kind { DQ_KIND_SEND, DQ_KIND_PUT, DQ_KIND_RECV, DQ_KIND_PUT_IN, DQ_KIND_NOTIFY };
+
+/* A message: an outgoing one (SEND, PUT), an incoming one (RECV, PUT_IN), or a NOTIFY request. */
+struct dq_msg {
+	struct dq_node node;
+	uint32_t flow;
+	uint8_t kind;
+	bool has_slot;
+	bool completed;          /* its client was told */
+	bool holds_mem;
+	bool arrived;            /* incoming: every segment is here */
+	bool done_heard;         /* the peer's DONE came */
+	bool canceled;           /* incoming: CANCEL was sent; outgoing: nothing more is posted */
+	bool counted;            /* outgoing: in flow->outstanding */
+	uint16_t slot;
+	int32_t status;          /* outgoing: what its client is told at the end */
+	uint64_t serial;
+	uint64_t request;
+	uint64_t mem, offset, bytes;
+	uint64_t tag;            /* or cookie */
+	uint64_t remote_addr, remote_key;
+	uint64_t remote_offset;
+	uint32_t region;         /* id at the exporter */
+	uint32_t import;         /* outgoing put: index of the import it writes into */
+	uint32_t seg_bytes, seg_count, seg_next, seg_done;
+};
+
+/* A receive of the peer, announced and not matched. */
+struct dq_rtr {
+	struct dq_node node;
+	uint32_t flow;
+	uint16_t slot;
+	uint64_t serial, addr, key, bytes, tag;
+};
+
+/* A region: exported here (mem is ours) or by the peer (addr, key). */
+struct dq_region {
+	struct dq_node node;
+	uint32_t flow;
+	uint32_t id;             /* export: its own index; import: the id the peer gave */
+	uint32_t next_exporting;
+	bool exporting;          /* in vc->exporting */
+	bool withdrawn;          /* UNEXPORT sent or received */
+	bool has_unexport;       /* a client's request waits for the answer */
+	uint32_t users;          /* import: puts under way into it */
+	uint64_t mem, addr, key, bytes;
+	uint64_t request;
+	uint64_t number;         /* control message that carried the EXPORT */
+	uint64_t unexport_request;
+};
+
+struct dq_vc_seg {
+	uint32_t msg;
+	uint32_t bytes;
+	uint64_t departure_ns;
+	uint32_t qp;
+};
+
+/* Lists over a slab whose objects begin with struct dq_node. */
+static inline struct dq_node *dq_node_at(const struct dq_slab *s, uint32_t i) { return dq_slab_at(s, i); }
+static inline void dq_list_init(struct dq_list *l) { l->head = l->tail = DQ_NONE; }
+static inline bool dq_list_empty(const struct dq_list *l) { return l->head == DQ_NONE; }
+static inline void dq_list_push(const struct dq_slab *s, struct dq_list *l, uint32_t i)
+{
+	struct dq_node *n = dq_node_at(s, i);
+	n->next = DQ_NONE;
+	n->prev = l->tail;
+	if (l->tail == DQ_NONE)
+		l->head = i;
+	else
+		dq_node_at(s, l->tail)->next = i;
+	l->tail = i;
+}
+static inline void dq_list_remove(const struct dq_slab *s, struct dq_list *l, uint32_t i)
+{
+	struct dq_node *n = dq_node_at(s, i);
+	if (n->prev == DQ_NONE)
+		l->head = n->next;
+	else
+		dq_node_at(s, n->prev)->next = n->next;
+	if (n->next == DQ_NONE)
+		l->tail = n->prev;
+	else
+		dq_node_at(s, n->next)->prev = n->prev;
+}
+
+static inline struct dq_msg *dq_msg_at(const struct dq_vc *vc, uint32_t i) { return dq_slab_at(&vc->pools->messages, i); }
+static inline struct dq_rtr *dq_rtr_at(const struct dq_vc *vc, uint32_t i) { return dq_slab_at(&vc->pools->rtrs, i); }
+static inline struct dq_region *dq_region_at(const struct dq_vc *vc, uint32_t i) { return dq_slab_at(&vc->pools->regions, i); }
+
+/* vc.c */
+int dq_vc_broken(struct dq_vc *vc, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* notes why; returns -EPROTO */
+bool dq_vc_tell(struct dq_vc *vc, const struct dq_message *m, uint64_t *number); /* queue a control message; false: VC is to fail */
+void dq_vc_owes(struct dq_vc *vc, uint64_t now_ns);      /* the peer owes one more answer */
+void dq_vc_answered(struct dq_vc *vc, uint64_t now_ns);
+
+/* vc_slot.c: the maps from slots to messages (DQ_NONE: nobody), and the allocator of the slots this end names */
+#define DQ_OUT_IS_RTR 0x80000000u
+uint32_t dq_slot_get(uint32_t *const pages[256], uint16_t slot);
+bool dq_slot_set(uint32_t *pages[256], uint16_t slot, uint32_t value); /* false: no memory */
+bool dq_slot_take(struct dq_vc *vc, struct dq_flow *f, int dir, uint16_t *slot);
+void dq_slot_give(struct dq_vc *vc, struct dq_flow *f, int dir, uint16_t slot);
+void dq_slot_want(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir);   /* queue the flow for a shared slot */
+void dq_slot_unwant(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir);
+void dq_slot_serve(struct dq_vc *vc, uint64_t now_ns);    /* give freed shared slots to those who wait, clients in turn */
+
+/* vc_message.c */
+void dq_msg_serve(struct dq_vc *vc, uint32_t flow, int dir, uint64_t now_ns, uint32_t most); /* announce receives / start puts while slots are there */
+void dq_msg_settle(struct dq_vc *vc, uint32_t index, uint64_t now_ns);   /* outgoing: act on all posted segments being complete */
+void dq_msg_stop(struct dq_vc *vc, uint32_t index, int32_t status, uint64_t now_ns); /* outgoing in ready: post no more of it */
+void dq_msg_finish(struct dq_vc *vc, struct dq_msg *m, int32_t status, uint64_t bytes); /* tell its client, once */
+void dq_msg_free(struct dq_vc *vc, struct dq_list *list, uint32_t index); /* off its list, memory released */
+void dq_msg_drop_incoming(struct dq_vc *vc, struct dq_flow *f, struct dq_list *list, uint32_t index); /* with slot and bitmap */
+void dq_msg_unqueue(struct dq_vc *vc, struct dq_flow *f, uint32_t index);  /* outgoing: out of ready */
+void dq_region_free(struct dq_vc *vc, struct dq_list *list, uint32_t index);
+void dq_region_finish(struct dq_vc *vc, struct dq_region *r, int32_t status);  /* tell clients that wait for it */
+void dq_region_exported(struct dq_vc *vc);               /* complete exports that the peer acknowledged */
+int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+int dq_msg_on_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+int dq_msg_on_done(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+int dq_msg_on_cancel(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+int dq_msg_on_export(struct dq_vc *vc, const struct dq_message *m);
+int dq_msg_on_unexport(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+
+/* vc_flow.c */
+int dq_flow_on_open(struct dq_vc *vc, const struct dq_message *m);
+int dq_flow_on_accept(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+int dq_flow_on_close(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+void dq_flow_advance_close(struct dq_vc *vc, uint32_t flow, uint64_t now_ns);
+void dq_flow_fail(struct dq_vc *vc, uint32_t flow, int32_t status, uint64_t now_ns); /* the VC failed */
+struct dq_flow *dq_flow_of_peer(struct dq_vc *vc, uint32_t flow); /* for a message: NULL unless it is of this VC and accepted */
+
+#endif
