@@ -13,8 +13,8 @@ _HEAD = """\
 `dqplbd` serves Prometheus metrics at `http://127.0.0.1:9471/metrics` (keys `metrics.address` and `metrics.port`), and
 beside them `/healthz` (503: restart the daemon) and `/readyz` (503: send no work to this host).
 
-The numbers are taken every two seconds and a scrape gives out the last ones, so scraping costs next to nothing and never
-waits; `dqplbd_snapshot_timestamp_seconds` says how old they are.
+The numbers are taken every two seconds and a scrape gives out the last ones, so scraping costs next to nothing and
+never waits; `dqplbd_snapshot_timestamp_seconds` says how old they are.
 
 Labels come from closed sets: `device` (the devices of this host), `class` (host, rack, zone, building, region, unknown)
 and the values named below. A host has at most 2,000 series however many peers it has: no metric has a label for peers,

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and lines for people.
+
+On a terminal they are drawn by rich, unless NO_COLOR is set; cells fold, none is cut.  Elsewhere they are plain text in
+columns of as much width as they need: one row a line, for grep and awk.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["Column", "Table", "console", "dash", "fancy", "lines", "print_pairs", "print_table"]
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its head, how cells are aligned, and a rich style."""
+
+    head: str
+    align: Literal["left", "right"] = "left"
+    style: str = ""
+
+
+Row = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns, rows of as many cells, and a style for some rows.
+
+    :ivar styles: rich style by row number.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    title: str = ""
+    styles: dict[int, str] | None = None
+
+
+def dash(value: object) -> str:
+    """A cell: ``-`` for None and the empty text."""
+    return NOTHING if value is None or value == "" else str(value)
+
+
+def fancy() -> bool:
+    """Whether standard output is a terminal that wants more than plain text."""
+    return sys.stdout.isatty() and os.environ.get("NO_COLOR", "") == "" and os.environ.get("TERM") != "dumb"
+
+
+def console() -> "Console":
+    """The terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def lines(table: Table) -> list[str]:
+    """A table as plain text: two blanks between columns, no blanks at the end of a line."""
+    cells = [[column.head.upper() for column in table.columns], *[list(map(_one_line, row)) for row in table.rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    out = []
+    for row in cells:
+        parts = [
+            cell.rjust(width) if column.align == "right" else cell.ljust(width)
+            for cell, width, column in zip(row, widths, table.columns, strict=True)
+        ]
+        out.append("  ".join(parts).rstrip())
+    return out
+
+
+def _one_line(text: str) -> str:
+    """What a peer or a client chose must not move the cursor or begin a line."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def renderable(table: Table) -> "RenderableType":
+    """A table as rich draws it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(box=SIMPLE_HEAD, title=table.title or None, title_justify="left", pad_edge=False)
+    for column in table.columns:
+        drawn.add_column(column.head, justify=column.align, style=column.style or None, overflow="fold")
+    for i, row in enumerate(table.rows):
+        style = (table.styles or {}).get(i)
+        drawn.add_row(*(Text(_one_line(cell)) for cell in row), style=style)
+    return drawn
+
+
+def print_table(table: Table) -> None:
+    """Print a table on standard output."""
+    if fancy():
+        console().print(renderable(table))
+    else:
+        sys.stdout.write("\n".join(lines(table)) + "\n")
+
+
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, a line each."""
+    listed = [(name, _one_line(value)) for name, value in pairs]
+    width = max((len(name) for name, _ in listed), default=0)
+    if fancy():
+        from rich.text import Text
+
+        screen = console()
+        for name, value in listed:
+            screen.print(Text.assemble((f"{name:<{width}}  ", "dim"), value))
+    else:
+        sys.stdout.write("".join(f"{name:<{width}}  {value}".rstrip() + "\n" for name, value in listed))

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the models of the API to tables for people.  Pure."""
+
+from collections.abc import Sequence
+
+from dqplbd.admin.model import Client, Device, Explanation, ExplanationStep, Path, Peer, ProbeReport, Status
+from dqplbd.cli.render import Column, Table, dash
+from dqplbd.units import format_bytes, format_ns, format_rate
+
+__all__ = [
+    "client_table",
+    "device_table",
+    "duration",
+    "explanation_tables",
+    "path_table",
+    "peer_table",
+    "place",
+    "probe_table",
+    "status_pairs",
+    "value_text",
+]
+
+
+def _bytes(value: int | None) -> str:
+    return dash(None) if value is None else format_bytes(value)
+
+
+def _rate(value: float | None) -> str:
+    return dash(None) if value is None else format_rate(value)
+
+
+def _ns(value: float | None) -> str:
+    return dash(None) if value is None else format_ns(value)
+
+
+def _percent(ratio: float | None) -> str:
+    return dash(None) if ratio is None else f"{ratio * 100:.3g}%"
+
+
+def duration(seconds: float | None) -> str:
+    """A time of a process: ``3d 4h``, ``5m 12s``, ``1.2s``."""
+    if seconds is None:
+        return dash(None)
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    return f"{hours}h {minutes}m" if hours else f"{minutes}m {rest}s"
+
+
+def place(region: str | None, building: str | None, zone: str | None, rack: str | None) -> str:
+    """Four places with slashes between; ``-`` when none is known."""
+    names = (region, building, zone, rack)
+    return "/".join(name or "-" for name in names) if any(names) else dash(None)
+
+
+def value_text(name: str, value: float | str | None) -> str:
+    """A value for people, by the unit that its name ends with."""
+    if value is None or isinstance(value, str):
+        return dash(value)
+    if name.endswith("_bytes"):
+        return format_bytes(int(value))
+    if name.endswith("_bps"):
+        return format_rate(value)
+    if name.endswith("_ns"):
+        return format_ns(value)
+    if name.endswith("_ratio"):
+        return _percent(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def status_pairs(status: Status) -> list[tuple[str, str]]:
+    """The daemon at a glance."""
+    where = status.location
+    classes = ", ".join(f"{count} {name}" for name, count in status.paths_by_class.items() if count)
+    config = status.config
+    pairs = [
+        ("host", f"{status.host_id} (epoch {status.epoch}), dqplbd {status.version}, pid {status.process.pid}"),
+        ("state", status.state + (f": {'; '.join(status.reasons)}" if status.reasons else "")),
+        ("up", duration(status.uptime_seconds)),
+        ("location", place(where.region, where.building, where.zone, where.rack)),
+        ("devices", f"{status.devices_up} of {status.devices} up"),
+        ("peers", f"{status.peers_up} of {status.peers} up"),
+        (
+            "paths",
+            f"{sum(status.paths_by_class.values())}"
+            + (f" ({classes})" if classes else "")
+            + f", {status.engine.vcs} VCs",
+        ),
+        ("mismatches", f"{status.class_mismatches} paths whose labels and RTT disagree"),
+        (
+            "clients",
+            f"{status.engine.clients} with {status.engine.flows} flows and "
+            f"{format_bytes(status.engine.memory_bytes)} memory"
+            + (f"; {status.engine.clients_cut} cut off so far" if status.engine.clients_cut else ""),
+        ),
+        ("stalls", str(status.stalls)),
+        (
+            "config",
+            (config.file or "built-in defaults")
+            + ("" if config.last_reload_ok else " (the last reload was REFUSED, the old configuration is in force)"),
+        ),
+    ]
+    pairs += [("", f"{p.file}:{p.line or '?'}: {p.key}: {p.problem}; expected {p.expected}") for p in config.problems]
+    if config.restart_needed:
+        pairs.append(("restart for", ", ".join(config.restart_needed)))
+    pairs += [
+        ("client socket", status.client_socket),
+        ("host-to-host", dash(status.api_address)),
+        ("metrics", f"http://{status.metrics_address}/metrics" if status.metrics_address else "off"),
+        (
+            "process",
+            f"{format_bytes(status.process.rss_bytes)} resident, {status.process.cpu_seconds:.1f}s CPU, "
+            f"{status.process.open_fds} of {status.process.nofile_limit} file descriptors",
+        ),
+    ]
+    return pairs
+
+
+def device_table(devices: Sequence[Device]) -> Table:
+    """One row a device."""
+    columns = [
+        Column("device", style="bold"),
+        Column("provider"),
+        Column("rail", "right"),
+        Column("state"),
+        Column("address"),
+        Column("rate", "right"),
+        Column("mtu", "right"),
+        Column("numa", "right"),
+        Column("vcs", "right"),
+        Column("qps", "right"),
+        Column("regions", "right"),
+        Column("probes", "right"),
+        Column("lost", "right"),
+        Column("time stamps"),
+    ]
+    rows = []
+    styles = {}
+    for i, device in enumerate(devices):
+        prober = device.prober
+        state = "up" if device.up else f"down: {device.error}" if device.error else "down"
+        if not device.up:
+            styles[i] = "red"
+        rows.append(
+            (
+                device.name,
+                device.provider,
+                str(device.rail),
+                state,
+                dash(device.address),
+                _rate(device.rate_bps),
+                dash(device.mtu_bytes),
+                dash(device.numa_node),
+                str(device.vcs),
+                str(device.qps),
+                str(device.memory_regions),
+                dash(prober.sent if prober else None),
+                dash(prober.timeouts if prober else None),
+                dash(prober.time_source if prober else None),
+            )
+        )
+    return Table(columns, rows, styles=styles)
+
+
+def peer_table(peers: Sequence[Peer]) -> Table:
+    """One row a peer."""
+    columns = [
+        Column("peer", style="bold"),
+        Column("state"),
+        Column("known from"),
+        Column("address"),
+        Column("location"),
+        Column("paths", "right"),
+        Column("vcs", "right"),
+        Column("flows", "right"),
+        Column("since", "right"),
+        Column("next try", "right"),
+        Column("reason"),
+    ]
+    rows = []
+    styles = {}
+    for i, peer in enumerate(peers):
+        if peer.state in ("down", "refused"):
+            styles[i] = "red"
+        where = peer.location
+        rows.append(
+            (
+                dash(peer.host_id),
+                peer.state,
+                peer.source,
+                dash(peer.address),
+                place(where.region, where.building, where.zone, where.rack),
+                str(peer.paths),
+                str(peer.vcs),
+                str(peer.flows),
+                duration(peer.since_seconds),
+                duration(peer.next_try_seconds),
+                dash(peer.reason),
+            )
+        )
+    return Table(columns, rows, styles=styles)
+
+
+def path_table(paths: Sequence[Path]) -> Table:
+    """One row a path: measured, class, profile, live."""
+    columns = [
+        Column("peer", style="bold"),
+        Column("device"),
+        Column("class"),
+        Column("by"),
+        Column("rtt", "right"),
+        Column("p99", "right"),
+        Column("loss", "right"),
+        Column("bdp", "right"),
+        Column("window", "right"),
+        Column("limit"),
+        Column("segment", "right"),
+        Column("qps", "right"),
+        Column("each", "right"),
+        Column("state"),
+        Column("send", "right"),
+        Column("in flight", "right"),
+        Column("peak", "right"),
+        Column("delay", "right"),
+    ]
+    rows = []
+    styles = {}
+    for i, path in enumerate(paths):
+        found, seen, profile, live = path.classification, path.estimate, path.profile, path.live
+        if live.state == "failed":
+            styles[i] = "red"
+        elif found.mismatch:
+            styles[i] = "yellow"
+        rtt = _ns(seen.rtt_ns) if seen.rtt_ns is not None else f"({_ns(profile.rtt_ns)})"
+        rows.append(
+            (
+                path.peer,
+                path.device,
+                path.path_class + (f" (rtt says {found.rtt_class})" if found.mismatch else ""),
+                found.source,
+                rtt,
+                _ns(seen.rtt_p99_ns),
+                _percent(seen.loss_ratio),
+                _bytes(profile.bdp_bytes),
+                _bytes(profile.window_bytes),
+                profile.limited_by,
+                _bytes(profile.segment_bytes),
+                str(profile.qps),
+                str(profile.outstanding_per_qp),
+                live.state,
+                _rate(live.tx_bps),
+                _bytes(live.inflight_bytes),
+                _bytes(live.inflight_peak_bytes),
+                _ns(live.queue_delay_ns),
+            )
+        )
+    return Table(columns, rows, styles=styles)
+
+
+_TITLES = {"measured": "1. Measured", "class": "2. Class", "profile": "3. Profile"}
+
+
+def _step_row(step: ExplanationStep) -> tuple[str, str, str, str]:
+    how = step.formula
+    if step.substituted and step.substituted != step.formula:
+        how = f"{how} = {step.substituted}" if how else step.substituted
+    if step.note:
+        how = f"{how} ({step.note})" if how else step.note
+    return step.name, value_text(step.name, step.value), dash(how), dash(step.limited_by)
+
+
+def explanation_tables(explanation: Explanation) -> list[Table]:
+    """Measured, class, profile: a table each."""
+    tables = []
+    for topic, title in _TITLES.items():
+        steps = [step for step in explanation.steps if step.topic == topic]
+        if not steps:
+            continue
+        columns = [
+            Column("number", style="bold"),
+            Column("value", "right"),
+            Column("how"),
+            Column("decided by" if topic == "class" else "limited by"),
+        ]
+        tables.append(Table(columns, [_step_row(step) for step in steps], title=title))
+    return tables
+
+
+def client_table(clients: Sequence[Client]) -> Table:
+    """One row a client."""
+    columns = [
+        Column("id", "right"),
+        Column("client", style="bold"),
+        Column("pid", "right"),
+        Column("uid", "right"),
+        Column("state"),
+        Column("flows", "right"),
+        Column("listeners", "right"),
+        Column("requests", "right"),
+        Column("memory", "right"),
+        Column("staging", "right"),
+        Column("sent", "right"),
+        Column("received", "right"),
+        Column("attached", "right"),
+    ]
+    rows = [
+        (
+            str(client.client_id),
+            client.name,
+            dash(client.pid),
+            dash(client.uid),
+            client.state,
+            str(client.flows),
+            str(client.listeners),
+            str(client.requests),
+            _bytes(client.memory_bytes),
+            _bytes(client.staging_bytes),
+            _bytes(client.tx_bytes),
+            _bytes(client.rx_bytes),
+            duration(client.attached_seconds),
+        )
+        for client in clients
+    ]
+    return Table(columns, rows)
+
+
+def probe_table(report: ProbeReport) -> Table:
+    """One row a path."""
+    columns = [
+        Column("peer", style="bold"),
+        Column("device"),
+        Column("to"),
+        Column("class"),
+        Column("probes", "right"),
+        Column("lost", "right"),
+        Column("min", "right"),
+        Column("median", "right"),
+        Column("max", "right"),
+    ]
+    rows = [
+        (
+            path.peer,
+            path.device,
+            path.peer_device,
+            path.path_class.value,
+            str(len(path.samples)),
+            str(path.lost),
+            _ns(path.rtt_min_ns),
+            _ns(path.rtt_p50_ns),
+            _ns(path.rtt_max_ns),
+        )
+        for path in report.paths
+    ]
+    return Table(columns, rows)
