@@ -44,10 +44,11 @@ static inline int64_t dq_ring_space(struct dq_ring *r, uint32_t want)
 {
 	uint32_t used = r->mine - r->theirs;
 	if (DQ_UNLIKELY(r->mask + 1 - used < want)) {
-		r->theirs = atomic_load_explicit(&r->shared->head, memory_order_acquire);
-		used = r->mine - r->theirs;
+		uint32_t theirs = atomic_load_explicit(&r->shared->head, memory_order_acquire);
+		used = r->mine - theirs;
 		if (DQ_UNLIKELY(used > r->mask + 1))
-			return -1;
+			return -1; /* not remembered: every later call says so too */
+		r->theirs = theirs;
 	}
 	return r->mask + 1 - used;
 }
@@ -70,12 +71,11 @@ static inline int64_t dq_ring_avail(struct dq_ring *r)
 {
 	uint32_t n = r->theirs - r->mine;
 	if (n == 0) {
-		r->theirs = atomic_load_explicit(&r->shared->tail, memory_order_acquire);
-		n = r->theirs - r->mine;
-		if (DQ_UNLIKELY(n > r->mask + 1)) {
-			r->theirs = r->mine;
+		uint32_t theirs = atomic_load_explicit(&r->shared->tail, memory_order_acquire);
+		n = theirs - r->mine;
+		if (DQ_UNLIKELY(n > r->mask + 1))
 			return -1;
-		}
+		r->theirs = theirs;
 	}
 	return n;
 }

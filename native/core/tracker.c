@@ -220,6 +220,7 @@ enum dq_track dq_tracker_segment(struct dq_tracker *t, uint16_t slot, uint16_t i
 	struct dq_track_slot *s = slot_find(t, slot);
 	uint32_t word = index / WORD_BITS;
 	uint64_t bit = 1ull << (index % WORD_BITS);
+	bool begun = false;
 	uint64_t *at;
 
 	if (DQ_UNLIKELY(index >= DQ_MAX_SEGMENTS))
@@ -230,6 +231,7 @@ enum dq_track dq_tracker_segment(struct dq_tracker *t, uint16_t slot, uint16_t i
 		s = slot_begin(t, slot);
 		if (!s)
 			return DQ_TRACK_NOMEM;
+		begun = true;
 	}
 	if (s->total ? index >= s->total || last != (index + 1u == s->total) : last && index + 1u < s->seen)
 		return DQ_TRACK_CONFLICT;
@@ -241,8 +243,8 @@ enum dq_track dq_tracker_segment(struct dq_tracker *t, uint16_t slot, uint16_t i
 		return DQ_TRACK_DUPLICATE;
 	}
 	if (DQ_UNLIKELY(word - s->base >= class_words(s->class)) && !slot_grow(t, s, word)) {
-		if (s->got == 0 && slot >= DQ_SLOT_PUT_BASE)
-			dq_tracker_release(t, slot); /* this segment had made it live */
+		if (begun)
+			dq_tracker_release(t, slot);
 		return DQ_TRACK_NOMEM;
 	}
 
