@@ -164,6 +164,16 @@ class PeersConfig(Section):
     )
     static: tuple[StaticPeerConfig, ...] = Field((), max_length=100_000, description="Peers known by address.")
     dns: DnsPeersConfig | None = Field(None, description="Peers known by a DNS name.")
+    accept: Literal["any", "listed"] = Field(
+        "any",
+        description="Who may introduce itself to this host: any host that reaches it, or only the peers listed here.",
+    )
+    forget_s: Seconds = Field(
+        600.0,
+        ge=1,
+        le=7 * 86400,
+        description="A peer that is not listed, not used and not heard of so long is forgotten.",
+    )
     request_timeout_s: Seconds = Field(5.0, ge=0.1, le=60, description="Longest wait for an answer of a peer.")
     retry_min_s: Seconds = Field(0.5, ge=0.05, le=60, description="First wait before a peer is asked again.")
     retry_max_s: Seconds = Field(60.0, ge=0.5, le=3600, description="Longest such wait; it doubles up to here.")
@@ -549,15 +559,24 @@ class ClientsConfig(Section):
     """Processes that attach to the daemon, and what each of them may use."""
 
     socket: str = Field(
-        "/run/dqplbd/dqplbd.sock", min_length=1, max_length=107, description="Unix socket that clients attach on."
+        "/run/dqplbd/client.sock", min_length=1, max_length=107, description="Unix socket that clients attach on."
     )
     mode: FileMode = Field("0660", description="Permissions of the socket, octal.")
     group: Name | None = Field(None, description="Group of the socket; by default that of the daemon.")
     max_clients: int = Field(64, ge=1, le=4096, description="Clients attached at the same time.")
+    max_clients_per_user: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Clients of one user attached at the same time; by default no limit of its own.",
+    )
     max_memory_bytes: Size = Field(4 * GIB, ge=MIB, le=2**44, description="Memory of one client, rings included.")
     max_flows: int = Field(8192, ge=1, le=32768, description="Flows of one client.")
     max_regions: int = Field(4096, ge=1, le=1_000_000, description="Memory regions of one client.")
     max_ring_entries: int = Field(16384, ge=64, le=65536, description="Longest ring a client gets; a power of two.")
+    drain_s: Seconds = Field(
+        5.0, ge=0, le=3600, description="Longest wait at the end of the daemon for what clients have under way."
+    )
 
     @field_validator("max_ring_entries")
     @classmethod
