@@ -1,0 +1,1015 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The prober over the tcp provider's datagram endpoints on loopback: prober against prober over links in virtual time, and
+ * prober against a peer that the test itself plays, packet by packet, right or hostile. Where the endpoint must misbehave,
+ * its function table is wrapped.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "probe/packet.h"
+#include "probe/prober.h"
+#include "provider/link.h"
+
+#define MS 1000000ull
+#define SECOND (1000 * MS)
+#define PATIENCE_MS 60000 /* a test that waits longer for what must come has failed */
+
+static const struct dq_provider *tcp;
+static uint64_t random_state;
+
+static uint64_t random_next(void) /* splitmix64 */
+{
+	uint64_t z = random_state += 0x9e3779b97f4a7c15ull;
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+	return z ^ z >> 31;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * SECOND + (uint64_t)ts.tv_nsec;
+}
+
+static struct dq_device *device_open(void)
+{
+	struct dq_device_config cfg = { .name = "lo0", .address = "127.0.0.1" };
+	struct dq_device *dev;
+	struct dq_error err;
+	assert_int_equal(tcp->device_open(&cfg, &dev, &err), 0);
+	return dev;
+}
+
+/* A device with a prober. */
+
+struct host {
+	struct dq_device *dev;
+	dq_prober *prober;
+	uint64_t token;
+	uint8_t endpoint[DQ_ENDPOINT_MAX];
+	uint32_t endpoint_bytes;
+};
+
+static void host_start_with(struct host *h, const struct dq_provider *provider, struct dq_prober_config cfg)
+{
+	struct dq_error err;
+	h->dev = device_open();
+	if (cfg.token == 0)
+		cfg.token = random_next() | 1;
+	h->token = cfg.token;
+	assert_int_equal(dq_prober_start(provider, h->dev, &cfg, &h->prober, &err), 0);
+	int n = dq_prober_endpoint(h->prober, h->endpoint);
+	assert_in_range(n, 1, DQ_ENDPOINT_MAX);
+	h->endpoint_bytes = (uint32_t)n;
+}
+
+/* With a timeout that no load of the machine reaches. */
+static void host_start(struct host *h)
+{
+	host_start_with(h, tcp, (struct dq_prober_config){ .timeout_ns = 60 * SECOND });
+}
+
+static void host_stop(struct host *h)
+{
+	assert_int_equal(dq_prober_stop(h->prober), 0);
+	tcp->device_close(h->dev);
+}
+
+static void host_knows(struct host *h, uint32_t id, const struct host *peer, struct dq_link *link, uint64_t interval_ns)
+{
+	assert_int_equal(dq_prober_target_set(h->prober, id, peer->endpoint, peer->endpoint_bytes, peer->token, link,
+					      interval_ns, 0), 0);
+}
+
+static struct dq_prober_stats stats_of(struct host *h)
+{
+	struct dq_prober_stats s;
+	dq_prober_stats(h->prober, &s);
+	return s;
+}
+
+/* Wait until n samples have come. */
+static void samples_take(struct host *h, struct dq_probe_sample *out, uint32_t n)
+{
+	uint32_t got = 0;
+	for (;;) {
+		int k = dq_prober_drain(h->prober, out + got, n - got);
+		assert_true(k >= 0 && (uint32_t)k <= n - got);
+		got += (uint32_t)k;
+		if (got == n)
+			return;
+		struct pollfd pfd = { .fd = dq_prober_event_fd(h->prober), .events = POLLIN };
+		assert_int_equal(poll(&pfd, 1, PATIENCE_MS), 1);
+	}
+}
+
+static void no_sample_waits(struct host *h)
+{
+	struct dq_probe_sample s;
+	struct pollfd pfd = { .fd = dq_prober_event_fd(h->prober), .events = POLLIN };
+	assert_int_equal(dq_prober_drain(h->prober, &s, 1), 0);
+	assert_int_equal(poll(&pfd, 1, 0), 0);
+}
+
+static struct dq_link *link_make(uint64_t delay_ns)
+{
+	struct dq_link_config cfg = { .delay_ns = delay_ns };
+	struct dq_link *link;
+	assert_int_equal(dq_link_create(&cfg, &link), 0);
+	return link;
+}
+
+/* A peer that the test plays: a datagram endpoint without a prober. */
+
+struct peer {
+	struct dq_device *dev;
+	struct dq_dgram *dgram;
+	struct dq_endpoint endpoint;
+	uint64_t token;
+	struct dq_endpoint prober;
+};
+
+static void peer_start(struct peer *peer, const struct host *h)
+{
+	struct dq_error err;
+	peer->dev = device_open();
+	assert_int_equal(tcp->dgram_open(peer->dev, &peer->dgram, &err), 0);
+	tcp->dgram_endpoint(peer->dgram, &peer->endpoint);
+	peer->token = random_next();
+	peer->prober.len = (uint16_t)h->endpoint_bytes;
+	memcpy(peer->prober.data, h->endpoint, h->endpoint_bytes);
+}
+
+static void peer_stop(struct peer *peer)
+{
+	tcp->dgram_close(peer->dgram);
+	tcp->device_close(peer->dev);
+}
+
+static void host_knows_peer(struct host *h, uint32_t id, const struct peer *peer, uint64_t interval_ns)
+{
+	assert_int_equal(dq_prober_target_set(h->prober, id, peer->endpoint.data, peer->endpoint.len, peer->token, NULL,
+					      interval_ns, 0), 0);
+}
+
+static void peer_send_bytes(struct peer *peer, const void *bytes, size_t len)
+{
+	assert_true(tcp->dgram_send(peer->dgram, &peer->prober, NULL, 0, bytes, (uint16_t)len) >= 0);
+}
+
+static void peer_send(struct peer *peer, enum dq_probe_type type, uint64_t id, uint64_t token, int64_t delta)
+{
+	struct dq_probe_packet p = { .type = type, .id = id, .token = token, .delta_ns = delta };
+	uint8_t bytes[DQ_PROBE_PACKET_BYTES];
+	dq_probe_packet_encode(&p, bytes);
+	peer_send_bytes(peer, bytes, sizeof bytes);
+}
+
+/* Wait for the next packet from the prober. */
+static struct dq_probe_packet peer_receive(struct peer *peer)
+{
+	for (;;) {
+		struct dq_dgram_event ev;
+		int n = tcp->dgram_poll(peer->dgram, &ev, 1);
+		assert_true(n >= 0);
+		if (n == 1 && ev.kind == DQ_DGRAM_RECEIVED) {
+			struct dq_probe_packet p;
+			assert_int_equal(dq_probe_packet_decode(ev.data, ev.len, &p), 0);
+			assert_int_equal(ev.from.len, peer->prober.len);
+			assert_memory_equal(ev.from.data, peer->prober.data, ev.from.len);
+			return p;
+		}
+		if (n == 0) {
+			struct pollfd pfd = { .fd = tcp->dgram_fd(peer->dgram), .events = POLLIN };
+			assert_int_equal(poll(&pfd, 1, PATIENCE_MS), 1);
+		}
+	}
+}
+
+/* Wait until the prober has dealt with everything sent before: it answers one probe more. The id must be new. */
+static void peer_settle(struct peer *peer, const struct host *h, uint64_t id)
+{
+	peer_send(peer, DQ_PROBE_PROBE, id, h->token, 0);
+	for (;;) {
+		struct dq_probe_packet p = peer_receive(peer);
+		if (p.id == id && p.type == DQ_PROBE_ACK2)
+			return;
+	}
+}
+
+#define assert_stat(h, field, value) assert_int_equal(stats_of(h).field, value)
+
+/* Round trips */
+
+static void two_probers_measure_the_links_between_them_exactly(void **state)
+{
+	(void)state;
+	enum { N = 40 };
+	static const uint64_t delays[][2] = { { 2 * MS, 2 * MS }, { MS, 3 * MS + 17 }, { 0, 5 * MS } };
+	for (unsigned i = 0; i < sizeof delays / sizeof delays[0]; i++) {
+		struct host a, b;
+		struct dq_link *there = link_make(delays[i][0]), *back = link_make(delays[i][1]);
+		host_start(&a);
+		host_start(&b);
+		host_knows(&a, 3, &b, there, 5 * MS);
+		host_knows(&b, 9, &a, back, 5 * MS);
+
+		struct dq_probe_sample s[2][N];
+		samples_take(&a, s[0], N);
+		samples_take(&b, s[1], N);
+		for (unsigned k = 0; k < 2; k++) {
+			for (unsigned j = 0; j < N; j++) {
+				assert_int_equal(s[k][j].target, k == 0 ? 3 : 9);
+				assert_int_equal(s[k][j].result, DQ_PROBE_OK);
+				assert_int_equal(s[k][j].rtt_ns, delays[i][0] + delays[i][1]);
+				assert_true(s[k][j].responder_delay_ns >= 0);
+				assert_true(s[k][j].prober_delay_ns >= 0);
+			}
+		}
+		assert_string_equal(dq_prober_time_source(a.prober), "virtual");
+
+		assert_int_equal(dq_prober_target_remove(a.prober, 3), 0);
+		dq_link_destroy(there);
+		assert_int_equal(dq_prober_target_remove(b.prober, 9), 0);
+		dq_link_destroy(back);
+		assert_stat(&a, targets, 0);
+		assert_stat(&a, invalid, 0);
+		assert_stat(&a, malformed, 0);
+		assert_stat(&a, refused_token, 0);
+		host_stop(&a);
+		host_stop(&b);
+	}
+}
+
+static void loopback_without_a_link_is_measured(void **state)
+{
+	(void)state;
+	enum { N = 50 };
+	struct host a, b;
+	struct dq_probe_sample s[N];
+	host_start(&a);
+	host_start(&b);
+	host_knows(&b, 0, &a, NULL, 0);
+	host_knows(&a, 0, &b, NULL, 2 * MS);
+	samples_take(&a, s, N);
+	uint64_t seen = now_ns();
+	for (unsigned i = 0; i < N; i++) {
+		assert_int_equal(s[i].result, DQ_PROBE_OK);
+		assert_true(s[i].rtt_ns >= 0 && s[i].responder_delay_ns >= 0);
+		assert_true((uint64_t)(s[i].rtt_ns + s[i].responder_delay_ns) <= seen - s[i].time_ns);
+	}
+	assert_true(stats_of(&a).acked >= N);
+	assert_true(stats_of(&b).answered >= N);
+	assert_stat(&b, sent, 0); /* interval 0: only answered */
+	assert_true(strlen(dq_prober_time_source(a.prober)) > 0);
+	host_stop(&a);
+	host_stop(&b);
+}
+
+/* However late the host's scheduler lets some be, none comes before its time. */
+static void probes_start_after_the_phase_and_keep_the_interval(void **state)
+{
+	(void)state;
+	enum { N = 100 };
+	const uint64_t interval = 3 * MS, phase = 20 * MS;
+	struct host a, b;
+	struct dq_probe_sample s[N];
+	host_start(&a);
+	host_start(&b);
+	host_knows(&b, 0, &a, NULL, 0);
+	uint64_t before = now_ns();
+	assert_int_equal(dq_prober_target_set(a.prober, 0, b.endpoint, b.endpoint_bytes, b.token, NULL, interval, phase), 0);
+	samples_take(&a, s, N);
+	for (unsigned i = 0; i < N; i++)
+		assert_true(s[i].time_ns >= before + phase + i * interval);
+	host_stop(&a);
+	host_stop(&b);
+}
+
+static void an_extra_probe_is_sent_for_each_call(void **state)
+{
+	(void)state;
+	enum { N = 25 };
+	struct host a, b;
+	struct dq_probe_sample s[N];
+	host_start(&a);
+	host_start(&b);
+	host_knows(&b, 0, &a, NULL, 0);
+	host_knows(&a, 0, &b, NULL, 0);
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	samples_take(&a, s, N);
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(s[i].result, DQ_PROBE_OK);
+	no_sample_waits(&a);
+	assert_stat(&a, sent, N);
+	host_stop(&a);
+	host_stop(&b);
+}
+
+/* The prober's side against a peer that the test plays */
+
+static void silence_is_one_timeout_a_probe(void **state)
+{
+	(void)state;
+	enum { N = 10 };
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s[N];
+	host_start_with(&a, tcp, (struct dq_prober_config){ .timeout_ns = 20 * MS });
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 7, &peer, 0);
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(dq_prober_once(a.prober, 7), 0);
+	samples_take(&a, s, N);
+	for (unsigned i = 0; i < N; i++) {
+		assert_int_equal(s[i].result, DQ_PROBE_TIMEOUT);
+		assert_int_equal(s[i].target, 7);
+	}
+	/* One later probe goes the same way; only it makes another sample. */
+	assert_int_equal(dq_prober_once(a.prober, 7), 0);
+	samples_take(&a, s, 1);
+	no_sample_waits(&a);
+	assert_stat(&a, timeouts, N + 1);
+	assert_stat(&a, sent, N + 1);
+	assert_stat(&a, acked, 0);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+/* Half an answer is none: without ACK2 the responder's delay is not known. */
+static void one_ack_alone_is_a_timeout(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s[2];
+	host_start_with(&a, tcp, (struct dq_prober_config){ .timeout_ns = 50 * MS });
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	for (unsigned i = 0; i < 2; i++) {
+		assert_int_equal(dq_prober_once(a.prober, 0), 0);
+		struct dq_probe_packet p = peer_receive(&peer);
+		assert_int_equal(p.type, DQ_PROBE_PROBE);
+		assert_true(p.token == peer.token);
+		peer_send(&peer, i == 0 ? DQ_PROBE_ACK1 : DQ_PROBE_ACK2, p.id, a.token, 0);
+		samples_take(&a, s, 1);
+		assert_int_equal(s[0].result, DQ_PROBE_TIMEOUT);
+	}
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+static void acks_in_any_order_and_twice_make_one_sample(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	host_start(&a);
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	for (unsigned i = 0; i < 4; i++) {
+		enum dq_probe_type first = i & 1 ? DQ_PROBE_ACK2 : DQ_PROBE_ACK1;
+		enum dq_probe_type second = i & 1 ? DQ_PROBE_ACK1 : DQ_PROBE_ACK2;
+		assert_int_equal(dq_prober_once(a.prober, 0), 0);
+		struct dq_probe_packet p = peer_receive(&peer);
+		peer_send(&peer, first, p.id, a.token, 0);
+		peer_send(&peer, first, p.id, a.token, 0);
+		peer_send(&peer, second, p.id, a.token, 0);
+		peer_send(&peer, second, p.id, a.token, 0);
+		peer_send(&peer, first, p.id, a.token, 0);
+		samples_take(&a, &s, 1);
+		assert_int_equal(s.result, DQ_PROBE_OK);
+		peer_settle(&peer, &a, 1000 + i);
+		no_sample_waits(&a);
+	}
+	assert_stat(&a, acked, 4);
+	assert_stat(&a, late, 0);
+	assert_stat(&a, malformed, 0);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+static void the_responders_delay_is_taken_off(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	host_start(&a);
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	struct dq_probe_packet p = peer_receive(&peer);
+	uint64_t got = now_ns(), posted;
+	do
+		posted = now_ns();
+	while (posted - got < 3 * MS); /* a responder that is slow, by as much as it tells */
+	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, (int64_t)(posted - got));
+	samples_take(&a, &s, 1);
+	uint64_t seen = now_ns();
+	assert_int_equal(s.result, DQ_PROBE_OK);
+	assert_int_equal(s.responder_delay_ns, posted - got);
+	assert_true((uint64_t)s.rtt_ns <= seen - s.time_ns - (posted - got));
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+static void impossible_times_are_invalid_and_no_loss(void **state)
+{
+	(void)state;
+	static const int64_t deltas[] = { -1, INT64_MIN, INT64_MAX, INT64_MIN + 1, 3600 * (int64_t)SECOND };
+	enum { N = sizeof deltas / sizeof deltas[0] };
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	host_start(&a);
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	for (unsigned i = 0; i < N; i++) {
+		assert_int_equal(dq_prober_once(a.prober, 0), 0);
+		struct dq_probe_packet p = peer_receive(&peer);
+		peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+		peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, deltas[i]);
+		samples_take(&a, &s, 1);
+		assert_int_equal(s.result, DQ_PROBE_INVALID);
+	}
+	assert_stat(&a, invalid, N);
+	assert_stat(&a, timeouts, 0);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+static void a_late_answer_is_counted_once_and_makes_no_sample(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	host_start_with(&a, tcp, (struct dq_prober_config){ .timeout_ns = 10 * MS });
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	struct dq_probe_packet p = peer_receive(&peer);
+	samples_take(&a, &s, 1);
+	assert_int_equal(s.result, DQ_PROBE_TIMEOUT);
+	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
+	peer_settle(&peer, &a, 1);
+	no_sample_waits(&a);
+	assert_stat(&a, late, 1);
+	assert_stat(&a, timeouts, 1);
+	assert_stat(&a, acked, 0);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+static void wrong_tokens_and_ids_are_refused(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	host_start(&a);
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+
+	peer_send(&peer, DQ_PROBE_PROBE, 1, a.token + 1, 0);
+	peer_send(&peer, DQ_PROBE_PROBE, 1, peer.token, 0);
+	peer_settle(&peer, &a, 2);
+	assert_stat(&a, refused_token, 2);
+	assert_stat(&a, answered, 1);
+
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	struct dq_probe_packet p = peer_receive(&peer);
+	uint64_t other_life = p.id ^ 1ull << 40, other_counter = (p.id & ~0xffffffffull) | (uint32_t)(p.id + 1);
+	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token ^ 1, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token ^ 1, 0);
+	peer_send(&peer, DQ_PROBE_ACK1, other_life, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, other_life, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK1, other_counter, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, other_counter, a.token, 0);
+	peer_settle(&peer, &a, 3);
+	no_sample_waits(&a);
+	assert_stat(&a, refused_token, 4);
+	assert_stat(&a, malformed, 4);
+
+	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
+	samples_take(&a, &s, 1);
+	assert_int_equal(s.result, DQ_PROBE_OK);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+static void a_peer_cannot_answer_for_another(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer asked, other;
+	struct dq_probe_sample s;
+	host_start(&a);
+	peer_start(&asked, &a);
+	peer_start(&other, &a);
+	host_knows_peer(&a, 0, &asked, 0);
+	host_knows_peer(&a, 1, &other, 0);
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	struct dq_probe_packet p = peer_receive(&asked);
+	peer_send(&other, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_send(&other, DQ_PROBE_ACK2, p.id, a.token, 0);
+	peer_settle(&other, &a, 1);
+	no_sample_waits(&a);
+	assert_stat(&a, refused_unknown, 2);
+	peer_send(&asked, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_send(&asked, DQ_PROBE_ACK2, p.id, a.token, 0);
+	samples_take(&a, &s, 1);
+	assert_int_equal(s.result, DQ_PROBE_OK);
+	assert_int_equal(s.target, 0);
+	host_stop(&a);
+	peer_stop(&asked);
+	peer_stop(&other);
+}
+
+/* The responder's side */
+
+static void an_unknown_source_gets_no_answer(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer known, unknown;
+	host_start(&a);
+	peer_start(&known, &a);
+	peer_start(&unknown, &a);
+	host_knows_peer(&a, 0, &known, 0);
+	host_knows_peer(&a, 1, &unknown, 0);
+	peer_settle(&unknown, &a, 1);
+	assert_int_equal(dq_prober_target_remove(a.prober, 1), 0);
+
+	peer_send(&unknown, DQ_PROBE_PROBE, 2, a.token, 0);
+	peer_send(&unknown, DQ_PROBE_ACK1, 2, a.token, 0);
+	peer_settle(&known, &a, 3);
+	assert_stat(&a, refused_unknown, 2);
+	assert_stat(&a, answered, 2);
+	/* Known again, the next packet that comes is of the next probe: nothing came of the one in between. */
+	host_knows_peer(&a, 1, &unknown, 0);
+	peer_send(&unknown, DQ_PROBE_PROBE, 4, a.token, 0);
+	assert_int_equal(peer_receive(&unknown).id, 4);
+	host_stop(&a);
+	peer_stop(&known);
+	peer_stop(&unknown);
+}
+
+static void answers_carry_the_askers_token_and_its_id(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer peer;
+	host_start(&a);
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	for (unsigned i = 0; i < 20; i++) {
+		uint64_t id = random_next();
+		peer_send(&peer, DQ_PROBE_PROBE, id, a.token, 0);
+		unsigned seen = 0;
+		for (unsigned k = 0; k < 2; k++) {
+			struct dq_probe_packet p = peer_receive(&peer);
+			assert_true(p.id == id && p.token == peer.token);
+			assert_true(p.type == DQ_PROBE_ACK1 || p.type == DQ_PROBE_ACK2);
+			seen |= 1u << p.type;
+			assert_true(p.delta_ns >= 0);
+		}
+		assert_int_equal(seen, 1u << DQ_PROBE_ACK1 | 1u << DQ_PROBE_ACK2);
+	}
+	assert_stat(&a, answered, 20);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+static void a_source_is_answered_at_its_rate_only(void **state)
+{
+	(void)state;
+	enum { RATE = 8, DEPTH = 4, SENT = 64 };
+	struct host a;
+	struct peer greedy, modest;
+	host_start_with(&a, tcp, (struct dq_prober_config){ .answers_per_second = RATE, .timeout_ns = 60 * SECOND });
+	peer_start(&greedy, &a);
+	peer_start(&modest, &a);
+	host_knows_peer(&a, 0, &greedy, 0);
+	host_knows_peer(&a, 1, &modest, 0);
+	uint64_t begun = now_ns();
+	for (unsigned i = 0; i < SENT; i++)
+		peer_send(&greedy, DQ_PROBE_PROBE, i, a.token, 0);
+	peer_settle(&modest, &a, 1); /* another source is not hurt */
+	uint64_t most = DEPTH + (now_ns() - begun) * RATE / SECOND + 1;
+	struct dq_prober_stats s = stats_of(&a);
+	assert_int_equal(s.answered - 1 + s.refused_rate, SENT);
+	assert_in_range(s.answered - 1, DEPTH, most);
+	host_stop(&a);
+	peer_stop(&greedy);
+	peer_stop(&modest);
+}
+
+/* Whatever comes, each datagram is counted as what it is, nothing is disturbed, and the prober goes on. */
+static void garbage_does_no_harm(void **state)
+{
+	(void)state;
+	enum { ROUNDS = 60, EACH = 50 };
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	uint64_t malformed = 0;
+	host_start(&a);
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	random_state = 42;
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		for (unsigned i = 0; i < EACH; i++) {
+			uint8_t bytes[128];
+			struct dq_probe_packet p = { .type = (enum dq_probe_type)(1 + random_next() % 3), .id = random_next(),
+						     .token = random_next() }, out;
+			size_t len = DQ_PROBE_PACKET_BYTES;
+			for (unsigned k = 0; k < sizeof bytes; k++)
+				bytes[k] = (uint8_t)random_next();
+			switch (random_next() % 3) {
+			case 0: /* any bytes of any size */
+				len = 1 + random_next() % sizeof bytes;
+				break;
+			case 1: /* a good packet with a few bytes wrong */
+				dq_probe_packet_encode(&p, bytes);
+				for (unsigned k = random_next() % 4; k > 0; k--)
+					bytes[random_next() % len] = (uint8_t)random_next();
+				break;
+			default: /* a good packet with more behind or less */
+				dq_probe_packet_encode(&p, bytes);
+				len = random_next() % (DQ_PROBE_PACKET_BYTES + 4) + 1;
+			}
+			malformed += dq_probe_packet_decode(bytes, len, &out) < 0;
+			peer_send_bytes(&peer, bytes, len);
+		}
+		peer_settle(&peer, &a, round + 1);
+	}
+	assert_stat(&a, malformed, malformed);
+	assert_stat(&a, refused_token, ROUNDS * EACH - malformed); /* well-formed, but 64 random bits are not the token */
+	assert_stat(&a, answered, ROUNDS);
+	no_sample_waits(&a);
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	struct dq_probe_packet p = peer_receive(&peer);
+	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
+	samples_take(&a, &s, 1);
+	assert_int_equal(s.result, DQ_PROBE_OK);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+/* Commands while work is under way */
+
+/* The link is destroyed right after; the sanitizers see a use of it. */
+static void a_target_can_be_removed_while_probes_are_under_way(void **state)
+{
+	(void)state;
+	enum { N = 20 };
+	struct host a, b;
+	struct peer silent;
+	struct dq_probe_sample s[N];
+	host_start_with(&a, tcp, (struct dq_prober_config){ .timeout_ns = 30 * MS });
+	host_start(&b);
+	peer_start(&silent, &a);
+	for (unsigned round = 0; round < 5; round++) {
+		struct dq_link *link = link_make(MS);
+		assert_int_equal(dq_prober_target_set(a.prober, 0, silent.endpoint.data, silent.endpoint.len, silent.token, link,
+						      MS, 0), 0);
+		while (peer_receive(&silent).type != DQ_PROBE_PROBE)
+			;
+		assert_int_equal(dq_prober_target_remove(a.prober, 0), 0);
+		dq_link_destroy(link);
+		assert_int_equal(dq_prober_target_remove(a.prober, 0), -ENOENT);
+		assert_int_equal(dq_prober_once(a.prober, 0), -ENOENT);
+		while (dq_prober_drain(a.prober, s, N) > 0)
+			;
+		/* Its number goes to another: no timeout of the old one is laid to the charge of the new. */
+		host_knows(&b, 0, &a, NULL, 0);
+		uint64_t set = now_ns();
+		host_knows(&a, 0, &b, NULL, 2 * MS);
+		samples_take(&a, s, N);
+		for (unsigned i = 0; i < N; i++)
+			assert_true(s[i].time_ns >= set);
+		/* And so when the number is given to another without a removal between. */
+		host_knows_peer(&a, 0, &silent, MS);
+		while (peer_receive(&silent).type != DQ_PROBE_PROBE)
+			;
+		set = now_ns();
+		host_knows(&a, 0, &b, NULL, 2 * MS);
+		while (dq_prober_drain(a.prober, s, N) > 0)
+			;
+		samples_take(&a, s, N);
+		for (unsigned i = 0; i < N; i++)
+			assert_true(s[i].time_ns >= set);
+		assert_int_equal(dq_prober_target_remove(a.prober, 0), 0);
+		while (dq_prober_drain(a.prober, s, N) > 0)
+			;
+	}
+	host_stop(&a);
+	host_stop(&b);
+	peer_stop(&silent);
+}
+
+struct flood {
+	struct peer peer;
+	uint64_t token;
+	atomic_bool stop;
+};
+
+static void *flood_run(void *arg)
+{
+	struct flood *f = arg;
+	struct dq_dgram_event events[32];
+	for (uint64_t id = 0; !atomic_load(&f->stop); id++) {
+		struct dq_probe_packet p = { .type = DQ_PROBE_PROBE, .id = id, .token = f->token + id % 2 };
+		uint8_t bytes[DQ_PROBE_PACKET_BYTES];
+		dq_probe_packet_encode(&p, bytes);
+		tcp->dgram_send(f->peer.dgram, &f->peer.prober, NULL, id, bytes, sizeof bytes);
+		tcp->dgram_poll(f->peer.dgram, events, 32);
+	}
+	return NULL;
+}
+
+/* A flood of datagrams, many targets, a short interval: commands are carried out and the prober stops when told to. */
+static void a_busy_prober_obeys_and_stops(void **state)
+{
+	(void)state;
+	enum { TARGETS = 200 };
+	struct host a, b;
+	struct flood f = { 0 };
+	pthread_t thread;
+	struct dq_probe_sample s[64];
+	struct dq_link *link = link_make(100000);
+	host_start_with(&a, tcp, (struct dq_prober_config){ .timeout_ns = 20 * MS, .max_targets = TARGETS + 1 });
+	host_start(&b);
+	peer_start(&f.peer, &a);
+	f.token = a.token;
+	host_knows_peer(&a, TARGETS, &f.peer, 0);
+	host_knows(&b, 0, &a, link, 0);
+	assert_int_equal(pthread_create(&thread, NULL, flood_run, &f), 0);
+	for (unsigned round = 0; round < 3; round++) {
+		for (uint32_t i = 0; i < TARGETS; i++)
+			host_knows(&a, i, &b, i % 2 ? link : NULL, MS + i * 1000);
+		samples_take(&a, s, 64);
+		for (uint32_t i = 0; i < TARGETS; i += 3)
+			assert_int_equal(dq_prober_target_remove(a.prober, i), 0);
+		stats_of(&a);
+	}
+	assert_true(stats_of(&a).refused_token > 0);
+	host_stop(&a);
+	atomic_store(&f.stop, true);
+	pthread_join(thread, NULL);
+	host_stop(&b);
+	peer_stop(&f.peer);
+	dq_link_destroy(link);
+}
+
+static void a_full_ring_drops_and_counts(void **state)
+{
+	(void)state;
+	enum { ROOM = 4, N = 20 };
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s[N];
+	struct dq_prober_stats stats;
+	host_start_with(&a, tcp, (struct dq_prober_config){ .timeout_ns = 10 * MS, .ring_samples = ROOM });
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	do {
+		struct pollfd none = { .fd = -1 };
+		poll(&none, 1, 1); /* not to hold the state for itself */
+		stats = stats_of(&a);
+	} while (stats.timeouts < N);
+	assert_int_equal(stats_of(&a).samples_dropped, N - ROOM);
+	/* Taken one by one, the fd stays readable while some wait. */
+	for (unsigned i = 0; i < ROOM; i++) {
+		struct pollfd pfd = { .fd = dq_prober_event_fd(a.prober), .events = POLLIN };
+		assert_int_equal(poll(&pfd, 1, PATIENCE_MS), 1);
+		assert_int_equal(dq_prober_drain(a.prober, s, 1), 1);
+	}
+	no_sample_waits(&a);
+	/* There is room again. */
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	samples_take(&a, s, 1);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+/* Endpoints that misbehave: the real one, with one function wrapped. The wrappers are used by one prober at a time. */
+
+static int poll_without_sent_events(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n)
+{
+	int got = tcp->dgram_poll(dg, out, n), kept = 0;
+	for (int i = 0; i < got; i++)
+		if (out[i].kind != DQ_DGRAM_SENT)
+			out[kept++] = out[i];
+	return got < 0 ? got : kept;
+}
+
+/* The event of the sending never comes: its software time stands in, on both sides, also in a foreign clock. */
+static void a_missing_send_event_is_made_up_for(void **state)
+{
+	(void)state;
+	enum { N = 5 };
+	struct dq_provider deaf = *tcp;
+	struct host a, b;
+	struct dq_probe_sample s[N];
+	deaf.dgram_poll = poll_without_sent_events;
+	for (unsigned who = 0; who < 3; who++) {
+		host_start_with(&a, who != 1 ? &deaf : tcp, (struct dq_prober_config){ .timeout_ns = SECOND + SECOND / 2 });
+		host_start_with(&b, who != 0 ? &deaf : tcp, (struct dq_prober_config){ .timeout_ns = SECOND / 5 });
+		host_knows(&b, 0, &a, NULL, 0);
+		host_knows(&a, 0, &b, NULL, 0);
+		for (unsigned i = 0; i < N; i++)
+			assert_int_equal(dq_prober_once(a.prober, 0), 0);
+		samples_take(&a, s, N);
+		uint64_t seen = now_ns();
+		unsigned ok = 0;
+		for (unsigned i = 0; i < N; i++) {
+			/* A software time may turn out later than the truth: then the sample is invalid, and never a loss. */
+			assert_true(s[i].result == DQ_PROBE_OK || s[i].result == DQ_PROBE_INVALID);
+			if (s[i].result == DQ_PROBE_OK) {
+				ok++;
+				assert_true(s[i].rtt_ns >= 0 && (uint64_t)s[i].rtt_ns <= seen - s[i].time_ns);
+			}
+		}
+		assert_true(ok > 0);
+		host_stop(&a);
+		host_stop(&b);
+	}
+}
+
+static int send_refused(struct dq_dgram *dg, const struct dq_endpoint *to, struct dq_link *link, uint64_t id, const void *data,
+			uint16_t len)
+{
+	(void)dg, (void)to, (void)link, (void)id, (void)data, (void)len;
+	return -ENETUNREACH;
+}
+
+static int poll_with_send_errors(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n)
+{
+	int got = tcp->dgram_poll(dg, out, n);
+	for (int i = 0; i < got; i++)
+		if (out[i].kind == DQ_DGRAM_SENT) {
+			out[i].kind = DQ_DGRAM_SEND_ERROR;
+			out[i].error = -ENETUNREACH;
+		}
+	return got;
+}
+
+static void what_cannot_be_sent_is_a_send_error(void **state)
+{
+	(void)state;
+	enum { N = 5 };
+	struct dq_probe_sample s[N];
+	for (unsigned how = 0; how < 2; how++) {
+		struct dq_provider cut_off = *tcp;
+		struct host a;
+		struct peer peer;
+		if (how == 0)
+			cut_off.dgram_send = send_refused;
+		else
+			cut_off.dgram_poll = poll_with_send_errors;
+		host_start_with(&a, &cut_off, (struct dq_prober_config){ .timeout_ns = 60 * SECOND });
+		peer_start(&peer, &a);
+		host_knows_peer(&a, 0, &peer, 0);
+		for (unsigned i = 0; i < N; i++)
+			assert_int_equal(dq_prober_once(a.prober, 0), 0);
+		samples_take(&a, s, N);
+		for (unsigned i = 0; i < N; i++)
+			assert_int_equal(s[i].result, DQ_PROBE_SEND_ERROR);
+		assert_stat(&a, send_errors, N);
+		assert_stat(&a, timeouts, 0);
+		host_stop(&a);
+		peer_stop(&peer);
+	}
+}
+
+static atomic_uint failures_left;
+
+static int poll_that_fails_for_a_while(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n)
+{
+	unsigned left = atomic_load(&failures_left);
+	if (left > 0) {
+		atomic_store(&failures_left, left - 1);
+		return -EIO;
+	}
+	return tcp->dgram_poll(dg, out, n);
+}
+
+static void a_failing_endpoint_is_tried_again(void **state)
+{
+	(void)state;
+	struct dq_provider flaky = *tcp;
+	struct host a, b;
+	struct dq_probe_sample s;
+	flaky.dgram_poll = poll_that_fails_for_a_while;
+	atomic_store(&failures_left, 3);
+	host_start_with(&a, &flaky, (struct dq_prober_config){ .timeout_ns = 10 * MS });
+	host_start(&b);
+	host_knows(&b, 0, &a, NULL, 0);
+	host_knows(&a, 0, &b, NULL, 5 * MS);
+	do
+		samples_take(&a, &s, 1);
+	while (s.result != DQ_PROBE_OK);
+	assert_int_equal(atomic_load(&failures_left), 0);
+	host_stop(&a);
+	host_stop(&b);
+}
+
+static void wrong_arguments_are_refused(void **state)
+{
+	(void)state;
+	struct dq_device *dev = device_open();
+	struct dq_provider mute = *tcp;
+	dq_prober *p = NULL;
+	struct dq_error err;
+	struct host a;
+	static const uint8_t endpoint[DQ_ENDPOINT_MAX + 1] = { 1 };
+
+	mute.dgram_open = NULL;
+	assert_int_equal(dq_prober_start(&mute, dev, &(struct dq_prober_config){ .token = 1 }, &p, &err), -EOPNOTSUPP);
+	assert_int_equal(dq_prober_start(tcp, dev, &(struct dq_prober_config){ .token = 0 }, &p, &err), -EINVAL);
+	assert_non_null(strstr(err.text, "token"));
+	assert_int_equal(dq_prober_start(tcp, dev, &(struct dq_prober_config){ .token = 1, .timeout_ns = 5 }, &p, &err), -ERANGE);
+	assert_int_equal(dq_prober_start(tcp, dev, &(struct dq_prober_config){ .token = 1, .max_targets = UINT32_MAX }, &p, &err),
+			 -ERANGE);
+	assert_int_equal(dq_prober_start(tcp, dev, &(struct dq_prober_config){ .token = 1, .ring_samples = UINT32_MAX }, &p, &err),
+			 -ERANGE);
+	assert_null(p);
+	tcp->device_close(dev);
+
+	host_start_with(&a, tcp, (struct dq_prober_config){ .max_targets = 10 });
+	assert_int_equal(dq_prober_target_set(a.prober, 10, endpoint, 6, 1, NULL, 0, 0), -EINVAL);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 0, 1, NULL, 0, 0), -EINVAL);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, sizeof endpoint, 1, NULL, 0, 0), -EINVAL);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, NULL, MS - 1, 0), -ERANGE);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, NULL, UINT64_MAX, 0), -ERANGE);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, NULL, SECOND, UINT64_MAX), -ERANGE);
+	assert_int_equal(dq_prober_target_remove(a.prober, 10), -EINVAL);
+	assert_int_equal(dq_prober_target_remove(a.prober, 9), -ENOENT);
+	assert_int_equal(dq_prober_once(a.prober, 10), -EINVAL);
+	assert_int_equal(dq_prober_once(a.prober, 9), -ENOENT);
+	assert_stat(&a, targets, 0);
+	host_stop(&a);
+}
+
+static int group_setup(void **state)
+{
+	(void)state;
+	random_state = 2026;
+	tcp = dq_provider_find("tcp");
+	return tcp ? 0 : -1;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(two_probers_measure_the_links_between_them_exactly),
+		cmocka_unit_test(loopback_without_a_link_is_measured),
+		cmocka_unit_test(probes_start_after_the_phase_and_keep_the_interval),
+		cmocka_unit_test(an_extra_probe_is_sent_for_each_call),
+		cmocka_unit_test(silence_is_one_timeout_a_probe),
+		cmocka_unit_test(one_ack_alone_is_a_timeout),
+		cmocka_unit_test(acks_in_any_order_and_twice_make_one_sample),
+		cmocka_unit_test(the_responders_delay_is_taken_off),
+		cmocka_unit_test(impossible_times_are_invalid_and_no_loss),
+		cmocka_unit_test(a_late_answer_is_counted_once_and_makes_no_sample),
+		cmocka_unit_test(wrong_tokens_and_ids_are_refused),
+		cmocka_unit_test(a_peer_cannot_answer_for_another),
+		cmocka_unit_test(an_unknown_source_gets_no_answer),
+		cmocka_unit_test(answers_carry_the_askers_token_and_its_id),
+		cmocka_unit_test(a_source_is_answered_at_its_rate_only),
+		cmocka_unit_test(garbage_does_no_harm),
+		cmocka_unit_test(a_target_can_be_removed_while_probes_are_under_way),
+		cmocka_unit_test(a_busy_prober_obeys_and_stops),
+		cmocka_unit_test(a_full_ring_drops_and_counts),
+		cmocka_unit_test(a_missing_send_event_is_made_up_for),
+		cmocka_unit_test(what_cannot_be_sent_is_a_send_error),
+		cmocka_unit_test(a_failing_endpoint_is_tried_again),
+		cmocka_unit_test(wrong_arguments_are_refused),
+	};
+	return cmocka_run_group_tests_name("prober", tests, group_setup, NULL);
+}
