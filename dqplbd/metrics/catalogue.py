@@ -12,10 +12,10 @@ metrics, which exist only when ``metrics.top_k`` is above 0 and then for at most
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["CATALOGUE", "RTT_BUCKETS_SECONDS", "Metric", "metric"]
+__all__ = ["CATALOGUE", "RTT_BUCKETS_NS", "Metric", "metric"]
 
 # 1 us * 2^k: from below a switch's latency to past the farthest of paths; 16 keep a class's factor of two apart.
-RTT_BUCKETS_SECONDS: Final = tuple(1e-6 * 2**k for k in range(16))
+RTT_BUCKETS_NS: Final = tuple(1000 << k for k in range(16))
 
 
 @dataclass(frozen=True, slots=True)

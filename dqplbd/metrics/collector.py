@@ -9,6 +9,7 @@ only grow, what a path's counters gained since the last picture is added to the 
 """
 
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -17,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from dqplbd.admin.model import Client, DaemonView, Device, Path, PathClass, Peer, Status
-from dqplbd.metrics.catalogue import CATALOGUE, RTT_BUCKETS_SECONDS, Metric
+from dqplbd.metrics.catalogue import CATALOGUE, RTT_BUCKETS_NS, Metric
 
 __all__ = ["MetricsCollector", "Snapshot"]
 
@@ -126,7 +127,7 @@ class MetricsCollector(Collector):
         self._seen: dict[tuple[str, str, str, int], tuple[str, tuple[float, ...]]] = {}
         self._counters: defaultdict[tuple[str, Labels], float] = defaultdict(float)
         self._changes: defaultdict[Labels, int] = defaultdict(int)
-        self._rtt_counts = {path_class: [0] * (len(RTT_BUCKETS_SECONDS) + 1) for path_class in _CLASSES}
+        self._rtt_counts = {path_class: [0] * (len(RTT_BUCKETS_NS) + 1) for path_class in _CLASSES}
         self._rtt_sums = dict.fromkeys(_CLASSES, 0.0)
 
     # ------------------------------------------------------------------------------------------------------- inputs
@@ -137,15 +138,9 @@ class MetricsCollector(Collector):
         :param path_class: class of its path at that time.
         :param rtt_ns: measured RTT, >= 0.
         """
-        seconds = rtt_ns * _NS
-        counts = self._rtt_counts[path_class.value]
-        for i, bound in enumerate(RTT_BUCKETS_SECONDS):
-            if seconds <= bound:
-                counts[i] += 1
-                break
-        else:
-            counts[-1] += 1
-        self._rtt_sums[path_class.value] += seconds
+        # In whole nanoseconds: in floating point, 1000 ns would not be within 1 us.
+        self._rtt_counts[path_class.value][bisect_left(RTT_BUCKETS_NS, rtt_ns)] += 1
+        self._rtt_sums[path_class.value] += rtt_ns * _NS
 
     def update(self) -> Snapshot:
         """Take a picture of the daemon, for the scrapes to come."""
@@ -305,9 +300,9 @@ class MetricsCollector(Collector):
                         continue
                     total = 0
                     buckets = []
-                    for bound, count in zip((*RTT_BUCKETS_SECONDS, None), counts, strict=True):
+                    for bound, count in zip((*RTT_BUCKETS_NS, None), counts, strict=True):
                         total += count
-                        buckets.append(("+Inf" if bound is None else f"{bound:.9g}", total))
+                        buckets.append(("+Inf" if bound is None else f"{bound * _NS:.9g}", total))
                     family.add_metric([path_class], buckets, self._rtt_sums[path_class])
                 if family.samples:
                     yield family
