@@ -107,9 +107,10 @@ def _line(event: yaml.Event) -> int:
     return 1 if event.start_mark is None else event.start_mark.line + 1
 
 
-def _mark(error: yaml.YAMLError) -> int | None:
+def _mark(error: yaml.YAMLError, text: str) -> int | None:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    return None if mark is None else int(mark.line) + 1
+    # The end of the text is marked as the line after the last.
+    return None if mark is None else min(int(mark.line) + 1, text.rstrip("\n").count("\n") + 1)
 
 
 def parse_document(text: str, *, max_depth: int = MAX_DEPTH, max_values: int = MAX_VALUES) -> Document:
@@ -233,7 +234,7 @@ def parse_document(text: str, *, max_depth: int = MAX_DEPTH, max_values: int = M
         what = getattr(error, "problem", None) or str(error)
         context = getattr(error, "context", None)
         raise DocumentError(
-            _mark(error),
+            _mark(error, text),
             (),
             f"not YAML: {context + ', ' if context else ''}{what}",
             "YAML",

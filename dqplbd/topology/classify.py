@@ -46,8 +46,10 @@ __all__ = [
 # The classes that an RTT can tell, nearest first.  The own host is known by its name.
 RTT_CLASSES: Final = (PathClass.RACK, PathClass.ZONE, PathClass.BUILDING, PathClass.REGION)
 
-# How much the fit of a cluster's absolute RTT counts against the fit of the ratios, in the naming of clusters.
+# In the naming of clusters the ratios between them decide; where ratios alone are close (2.0 and 2.1), a naming that
+# also fits the absolute RTTs within a factor of two is preferred.  Beyond that, absolute RTTs count for nothing.
 _ABSOLUTE_WEIGHT: Final = 0.01
+_ABSOLUTE_WIDTH: Final = log(2)
 
 
 class Source(StrEnum):
@@ -63,7 +65,7 @@ class Source(StrEnum):
 class RttRule(NamedTuple):
     """Bounds between classes.
 
-    :ivar bounds_ns: rising; an RTT up to and including the i-th bound has the i-th class.
+    :ivar bounds_ns: never falling; an RTT up to and including the i-th bound, and no bound before, has the i-th class.
     :ivar classes: one more than bounds, nearest first.
     """
 
@@ -136,7 +138,9 @@ def rule_from_gaps(
     for names in combinations(range(len(RTT_CLASSES)), len(clusters)):
         shifts = [cluster[2] - known[name] for cluster, name in zip(clusters, names, strict=True)]
         scale = sum(shifts) / len(shifts)
-        cost = sum((shift - scale) ** 2 for shift in shifts) / len(shifts) + _ABSOLUTE_WEIGHT * scale**2
+        cost = sum((shift - scale) ** 2 for shift in shifts) / len(shifts) + _ABSOLUTE_WEIGHT * min(
+            (scale / _ABSOLUTE_WIDTH) ** 2, 1.0
+        )
         if best is None or cost < best[0]:
             best = (cost, names, scale)
     assert best is not None  # two to four clusters have at least one naming
@@ -150,13 +154,9 @@ def rule_from_gaps(
             bound = exp((log(nearer[-1]) + log(farther[0])) / 2)
         else:  # a class that this host has no path of: where it would be on this fabric
             bound = exp((known[outer - 1] + known[outer]) / 2 + scale)
-        low = max([*bounds, *nearer], default=0) + (1 if bounds else 0)
-        high = farther[0] - 1 if farther else None
-        whole = max(round(bound), low, 1)
-        bounds.append(whole if high is None or whole <= high else max(high, 1))
-    # Two bounds can meet only where clusters nearly touch the place of a class between them that has no path.
-    for i in range(1, len(bounds)):
-        bounds[i] = max(bounds[i], bounds[i - 1] + 1)
+        # No bound cuts through a cluster.  Bounds can meet: then the class between them has no room, and no path.
+        whole = max([round(bound), *bounds, *nearer])
+        bounds.append(min([whole, *(smallest - 1 for smallest in farther)]))
     return RttRule(tuple(bounds), RTT_CLASSES)
 
 
