@@ -358,7 +358,7 @@ def _rails(daemon: DaemonFacts, host: HostFacts) -> Findings:
     odd = []
     for peer in daemon.peers:
         theirs = {device.rail for device in peer.devices}
-        if peer.state == "up" and theirs and theirs != mine:
+        if mine and peer.state == "up" and theirs and theirs != mine:
             odd.append(f"{peer.host_id} has rails {sorted(theirs)}")
     if odd:
         yield (
