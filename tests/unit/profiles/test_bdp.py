@@ -79,7 +79,7 @@ def test_the_rate_is_what_payload_can_get(mtu: int, percent: float) -> None:
         ({}, "profiles: {class_rate_cap_bps: {zone: 140Gbit/s}}", Limiter.CLASS, 140),
     ],
 )
-def test_the_slowest_part_gives_the_rate(more: dict[str, int], text: str, by: Limiter, gbit: int) -> None:
+def test_the_slowest_part_gives_the_rate(more: dict[str, Any], text: str, by: Limiter, gbit: int) -> None:
     profile = compute_profile(path(header_bytes=0, **more), policy(text))
     assert (profile.rate_bps, profile.rate_by) == (gbit * GBIT, by)
 
