@@ -59,7 +59,9 @@ void dq_window_init(struct dq_window *w, const struct dq_window_profile *p)
 void dq_window_set_profile(struct dq_window *w, const struct dq_window_profile *p)
 {
 	bool unbounded = w->limit >= w->profile.window_bytes;
-	bool new_base = p->base_rtt_ns != w->profile.base_rtt_ns;
+	uint64_t old_base = w->profile.base_rtt_ns;
+	uint64_t away = old_base > p->base_rtt_ns ? old_base - p->base_rtt_ns : p->base_rtt_ns - old_base;
+	bool new_base = away > old_base / 8;
 
 	w->profile = *p;
 	w->profile.floor_bytes = DQ_MAX(p->floor_bytes, (uint64_t)p->segment_bytes);
@@ -73,6 +75,27 @@ void dq_window_set_profile(struct dq_window *w, const struct dq_window_profile *
 		window_unpin(w);
 	}
 	window_base(w, new_base ? p->base_rtt_ns : w->base_ns);
+	if (new_base)
+		w->fitted_ns = w->base_ns;
+}
+
+/*
+ * limit *= part / whole, in whole segments: rounded up, since a part of one is never posted, but less by one at least.
+ * Samples of what departed before now do not show it yet.
+ */
+static void window_shrink(struct dq_window *w, uint64_t part, uint64_t whole, uint64_t now_ns)
+{
+	uint64_t segment = DQ_MAX(w->profile.segment_bytes, 1u);
+	__extension__ unsigned __int128 scaled = (unsigned __int128)w->limit * part / whole;
+	uint64_t limit = ((uint64_t)scaled + segment - 1) / segment * segment;
+
+	if (w->limit <= w->profile.floor_bytes)
+		return;
+	limit = DQ_MIN(limit, w->limit - DQ_MIN(w->limit, segment));
+	w->limit = DQ_MAX(limit, w->profile.floor_bytes);
+	w->shrinks++;
+	w->round_min_ns = DQ_NEVER;
+	w->fresh_ns = now_ns;
 }
 
 static void window_round(struct dq_window *w, uint64_t now_ns)
@@ -94,6 +117,7 @@ static void window_round(struct dq_window *w, uint64_t now_ns)
 		w->pinned_min_ns = DQ_MIN(w->pinned_min_ns, rtt);
 		if (++w->pinned_rounds >= w->pinned_limit) {
 			window_base(w, w->pinned_min_ns);
+			w->fitted_ns = w->base_ns;
 			w->pinned_limit = DQ_MIN(w->pinned_limit * 2, DQ_WINDOW_PINNED_MAX);
 			w->reroutes++;
 			window_unpin(w);
@@ -102,18 +126,9 @@ static void window_round(struct dq_window *w, uint64_t now_ns)
 	} else {
 		window_unpin(w);
 	}
-	if (w->limit > p->floor_bytes) {
-		uint64_t fit = w->limit / 2;
-
-		if (target > rtt / 2) {
-			__extension__ unsigned __int128 scaled = (unsigned __int128)w->limit * target;
-
-			fit = (uint64_t)(scaled / rtt);
-		}
-		w->limit = DQ_MAX(fit, p->floor_bytes);
-		w->shrinks++;
-		w->fresh_ns = now_ns;
-	}
+	/* At most by half; and to the middle of what is tolerated, so that the next step down is not due at once. */
+	target = w->base_ns + w->threshold_ns / 2;
+	window_shrink(w, DQ_MAX(target, rtt / 2), rtt, now_ns);
 }
 
 void dq_window_done(struct dq_window *w, uint32_t bytes, uint64_t departure_ns, uint64_t completion_ns, bool sample)
@@ -136,6 +151,11 @@ void dq_window_done(struct dq_window *w, uint32_t bytes, uint64_t departure_ns, 
 	}
 	if (departure_ns < w->fresh_ns)
 		return;
+	if (DQ_UNLIKELY(w->fitted_ns > w->base_ns + w->threshold_ns)) {
+		window_shrink(w, w->base_ns, 2 * w->fitted_ns, completion_ns);
+		w->fitted_ns = w->base_ns;
+		return;
+	}
 	if (rtt < w->round_min_ns)
 		w->round_min_ns = rtt;
 	if (departure_ns >= w->round_start_ns) {

@@ -13,13 +13,18 @@
  *  Threshold max(base / 4, two segments' time at the path's rate, noise). Under it there is no use in less queue, and
  *            nothing can be told from noise. Two segments, because a segment is stored and forwarded whole at places, and
  *            one queues behind another wherever two QPs meet.
- *  Shrink    When the delay exceeds the threshold: limit *= (base + threshold) / rtt, which by Little's law is what fits
- *            at the rate seen; at most by half. Samples of segments that departed before the change are then ignored:
- *            they still saw the old window, and would shrink it twice for one queue. So: at most once in two RTTs.
+ *  Shrink    When the delay exceeds the threshold: limit *= (base + threshold / 2) / rtt, which by Little's law is what fits
+ *            at the rate seen with half the threshold for queue; a longer step down than just to the threshold makes
+ *            VCs that share a queue even out faster. At most by half, at least by a segment, in whole segments rounded up
+ *            (a part of one is never posted, and is throughput lost). Samples of segments that departed before the change
+ *            are then ignored: they still saw the old window, and would shrink it twice for one queue. So: at most once
+ *            in two RTTs.
  *  Grow      Else by one segment a round, up to the profile's window. Never under the floor.
- *  Base      Starts as the profile's base RTT. A shorter sample lowers it at once (the path got shorter; kept at the old
- *            value it would hide a queue of the difference). A sample with completion before departure says that the
- *            departure model is wrong, and nothing about the path: it is counted and ignored.
+ *  Base      Starts as the profile's base RTT. A shorter sample lowers it at once. When it came down by more than the
+ *            threshold, the path got shorter, and the window, fitted to the longer one, keeps a queue that hides the true
+ *            base: limit *= new base / old base / 2, so that the queue drains and shows a shorter RTT still, and so on until
+ *            that no longer moves. A sample with completion before departure says that the departure model is wrong, and
+ *            nothing about the path: it is counted and ignored.
  *  Reroute   On a longer path every delay exceeds the threshold, whatever the window does. When the window has stayed
  *            at its floor (or within a segment of it) for DQ_WINDOW_PINNED_ROUNDS rounds that all exceed the threshold, the
  *            smallest of those delays is taken for the path's and added to the base, and the window grows again. Many
@@ -67,6 +72,7 @@ struct dq_window {
 	uint64_t inflight;       /* posted and not completed */
 	uint64_t inflight_peak;
 	uint64_t base_ns;        /* base RTT used now; differs from the profile's after a reroute */
+	uint64_t fitted_ns;      /* base RTT that the limit was last fitted to */
 	uint64_t threshold_ns;   /* delay that is tolerated */
 	uint64_t delay_ns;       /* smallest queueing delay of the last full round */
 	uint64_t round_start_ns; /* a sample that departed at or after this ends the round */
@@ -85,7 +91,8 @@ void dq_window_init(struct dq_window *w, const struct dq_window_profile *p);
 /*
  * New profile for a running VC: in-flight bytes and statistics stay. A limit that was at the old upper bound goes to the
  * new one at once, another is clamped into the new bounds and goes on from there. What was learnt about the base stays
- * unless the profile's base RTT is another one than before.
+ * unless the profile's base RTT moved by more than an eighth: profiles are computed again and again from measurements that
+ * differ a little.
  */
 void dq_window_set_profile(struct dq_window *w, const struct dq_window_profile *p);
 /* May a segment of `bytes` be posted under this limit and `grant` bytes? One segment is always allowed when nothing is in flight. */
