@@ -575,7 +575,7 @@ int dq_tcp_device_poll(struct dq_device *device, struct dq_wc *out, unsigned n)
 {
 	struct dq_tcp_device *dev = dq_tcp_device_of(device);
 
-	if (dev->cq_tail - dev->cq_head < n)
+	if (n == 0 || dev->cq_tail - dev->cq_head < n)
 		device_progress(dev);
 	return (int)cq_take(dev, out, n);
 }

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two devices of one provider on loopback in one thread, and what was polled from each. For tests. */
+#ifndef DQ_TESTS_TCP_PAIR_H
+#define DQ_TESTS_TCP_PAIR_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "provider/link.h"
+#include "provider/provider.h"
+
+#define LOG_MAX 65536u
+#define MEMORY_BYTES (1u << 20)
+
+struct side {
+	const struct dq_provider *p;
+	struct dq_device *dev;
+	uint8_t *bytes;                /* MEMORY_BYTES, registered with remote write */
+	struct dq_mem *mem;
+	struct dq_mem_key key;
+	struct dq_wc *log;             /* everything polled, in order */
+	uint32_t logged;
+};
+
+struct pair {
+	struct side a, b;
+};
+
+static inline uint64_t clock_ns(void)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static inline void side_open(struct side *s, const char *provider, const char *name, uint64_t heartbeat_ns, uint64_t deadline_ns)
+{
+	struct dq_error err = {0};
+	struct dq_device_config cfg = {.address = "127.0.0.1", .heartbeat_ns = heartbeat_ns, .deadline_ns = deadline_ns};
+
+	memset(s, 0, sizeof *s);
+	snprintf(cfg.name, sizeof cfg.name, "%s", name);
+	s->p = dq_provider_find(provider);
+	assert_non_null(s->p);
+	if (s->p->device_open(&cfg, &s->dev, &err))
+		fail_msg("%s", err.text);
+	s->bytes = calloc(1, MEMORY_BYTES);
+	s->log = calloc(LOG_MAX, sizeof *s->log);
+	assert_true(s->bytes && s->log);
+	const struct dq_mem_desc desc = {.addr = s->bytes, .len = MEMORY_BYTES, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
+	if (s->p->mem_register(s->dev, &desc, &s->mem, &err))
+		fail_msg("%s", err.text);
+	s->p->mem_key(s->mem, &s->key);
+}
+
+static inline void side_close(struct side *s)
+{
+	s->p->mem_deregister(s->mem);
+	s->p->device_close(s->dev);
+	free(s->bytes);
+	free(s->log);
+}
+
+static inline void pair_open(struct pair *t, uint64_t heartbeat_ns, uint64_t deadline_ns)
+{
+	side_open(&t->a, "tcp", "a", heartbeat_ns, deadline_ns);
+	side_open(&t->b, "tcp", "b", heartbeat_ns, deadline_ns);
+}
+
+static inline void pair_close(struct pair *t)
+{
+	side_close(&t->a);
+	side_close(&t->b);
+}
+
+static inline unsigned side_poll(struct side *s)
+{
+	assert_true(s->logged + 64 <= LOG_MAX);
+	int n = s->p->poll(s->dev, s->log + s->logged, 64);
+	assert_true(n >= 0 && n <= 64);
+	s->logged += (unsigned)n;
+	return (unsigned)n;
+}
+
+static inline void pair_poll(struct pair *t)
+{
+	side_poll(&t->a);
+	side_poll(&t->b);
+}
+
+/* How many completions of an operation were polled, of a QP's ctx (NULL: any). */
+static inline unsigned count(const struct side *s, enum dq_wc_op op, const void *ctx)
+{
+	unsigned n = 0;
+	for (uint32_t i = 0; i < s->logged; i++)
+		n += s->log[i].op == op && (!ctx || s->log[i].ctx == ctx);
+	return n;
+}
+
+static inline const struct dq_wc *find(const struct side *s, enum dq_wc_op op, unsigned nth)
+{
+	for (uint32_t i = 0; i < s->logged; i++)
+		if (s->log[i].op == op && nth-- == 0)
+			return &s->log[i];
+	fail_msg("no such completion: op %d", (int)op);
+	return NULL;
+}
+
+/* Poll both until the condition holds; a test that would hang fails after a minute. */
+#define PUMP_UNTIL(t, condition)                                                                                              \
+	do {                                                                                                                  \
+		const uint64_t guard_ = clock_ns() + 60000000000u;                                                            \
+		while (!(condition)) {                                                                                        \
+			pair_poll(t);                                                                                         \
+			if (clock_ns() > guard_)                                                                              \
+				fail_msg("not reached: %s", #condition);                                                      \
+		}                                                                                                             \
+	} while (0)
+
+static inline struct dq_qp *qp_make(struct side *s, enum dq_qp_kind kind, uint32_t depth, struct dq_link *link, void *ctx)
+{
+	struct dq_error err = {0};
+	struct dq_qp *qp = NULL;
+	const struct dq_qp_attr attr = {.ctx = ctx, .kind = kind, .send_depth = depth, .recv_depth = depth, .link = link};
+	if (s->p->qp_create(s->dev, &attr, &qp, &err))
+		fail_msg("%s", err.text);
+	return qp;
+}
+
+static inline void qp_join(struct side *from, struct dq_qp *dialing, struct side *to, struct dq_qp *passive)
+{
+	struct dq_error err = {0};
+	struct dq_endpoint ea, eb;
+	from->p->qp_endpoint(dialing, &ea);
+	to->p->qp_endpoint(passive, &eb);
+	if (to->p->qp_connect(passive, &ea, false, &err) || from->p->qp_connect(dialing, &eb, true, &err))
+		fail_msg("%s", err.text);
+}
+
+/* A connected pair of QPs; both CONNECTED are polled. */
+static inline void qp_pair(struct pair *t, enum dq_qp_kind kind, uint32_t depth, struct dq_link *ab, struct dq_link *ba, struct dq_qp **qa,
+			   struct dq_qp **qb)
+{
+	const unsigned before = count(&t->a, DQ_WC_CONNECTED, NULL) + count(&t->b, DQ_WC_CONNECTED, NULL);
+	*qa = qp_make(&t->a, kind, depth, ab, NULL);
+	*qb = qp_make(&t->b, kind, depth, ba, NULL);
+	qp_join(&t->a, *qa, &t->b, *qb);
+	PUMP_UNTIL(t, count(&t->a, DQ_WC_CONNECTED, NULL) + count(&t->b, DQ_WC_CONNECTED, NULL) == before + 2);
+}
+
+/* One write of a's memory into b's, same offset at both. */
+static inline struct dq_write write_of(const struct side *from, const struct side *to, uint64_t id, uint64_t offset, uint32_t len)
+{
+	return (struct dq_write){.wr_id = id, .mem = from->mem, .offset = offset, .remote_addr = to->key.addr + offset,
+				 .remote_key = to->key.key, .len = len, .imm = (uint32_t)id};
+}
+
+#endif

@@ -1,0 +1,1323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tcp provider over real sockets on loopback. Whatever a peer sends, this end stays whole. */
+#include "tcp_pair.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "prng.h"
+#include "provider/tcp.h"
+
+#define MS 1000000u
+
+static const struct dq_tcp_stats *stats_of(const struct side *s)
+{
+	return &dq_tcp_device_of_const(s->dev)->stats;
+}
+
+/* ---- the peer as a bare socket ---- */
+
+static int raw_connect(const struct side *to)
+{
+	const struct dq_tcp_device *dev = dq_tcp_device_of_const(to->dev);
+	int fd = socket(dev->addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_true(fd >= 0);
+	assert_int_equal(connect(fd, (const struct sockaddr *)&dev->addr, dev->addr_len), 0);
+	return fd;
+}
+
+static void raw_send(int fd, const void *bytes, size_t n)
+{
+	assert_int_equal(send(fd, bytes, n, MSG_NOSIGNAL), (ssize_t)n);
+}
+
+/* An endpoint nobody listens on: of a peer that a test plays itself. */
+static struct dq_endpoint raw_endpoint(const struct side *like, uint32_t number, const uint8_t token[DQ_TCP_TOKEN_BYTES])
+{
+	struct dq_endpoint e;
+	dq_tcp_endpoint_put(&e, DQ_TCP_ENDPOINT_QP, &dq_tcp_device_of_const(like->dev)->addr, number, token);
+	return e;
+}
+
+static void raw_hello_bytes(uint8_t out[DQ_TCP_HELLO_BYTES], const struct dq_endpoint *to, uint32_t number, const uint8_t token[DQ_TCP_TOKEN_BYTES])
+{
+	struct dq_tcp_hello hello = {.version = DQ_TCP_VERSION, .to_qp = dq_le32_get(to->data + 24), .from_qp = number};
+	memcpy(hello.to_token, to->data + 28, DQ_TCP_TOKEN_BYTES);
+	memcpy(hello.from_token, token, DQ_TCP_TOKEN_BYTES);
+	dq_tcp_hello_put(out, &hello);
+}
+
+static const uint8_t raw_token[DQ_TCP_TOKEN_BYTES] = "raw peer token!";
+
+/* A QP of b that is connected to a bare socket. */
+static int raw_qp(struct pair *t, enum dq_qp_kind kind, struct dq_qp **qp)
+{
+	struct dq_error err = {0};
+	struct dq_endpoint own, peer = raw_endpoint(&t->a, 77, raw_token);
+	uint8_t hello[DQ_TCP_HELLO_BYTES];
+	const unsigned before = count(&t->b, DQ_WC_CONNECTED, NULL);
+
+	*qp = qp_make(&t->b, kind, 16, NULL, NULL);
+	t->b.p->qp_endpoint(*qp, &own);
+	assert_int_equal(t->b.p->qp_connect(*qp, &peer, false, &err), 0);
+	int fd = raw_connect(&t->b);
+	raw_hello_bytes(hello, &own, 77, raw_token);
+	raw_send(fd, hello, sizeof hello);
+	PUMP_UNTIL(t, count(&t->b, DQ_WC_CONNECTED, NULL) == before + 1);
+	assert_int_equal(recv(fd, hello, sizeof hello, MSG_WAITALL), sizeof hello);
+	return fd;
+}
+
+static void raw_frame(int fd, const struct dq_tcp_frame *f)
+{
+	uint8_t header[DQ_TCP_HEADER_BYTES];
+	dq_tcp_frame_put(header, f);
+	raw_send(fd, header, sizeof header);
+}
+
+/* The peer closed the connection (reading to the end). */
+static bool raw_closed(int fd)
+{
+	uint8_t sink[4096];
+	for (;;) {
+		ssize_t n = recv(fd, sink, sizeof sink, MSG_DONTWAIT);
+		if (n == 0 || (n < 0 && errno != EAGAIN))
+			return true;
+		if (n < 0)
+			return false;
+	}
+}
+
+/* ---- data ---- */
+
+/* Random sizes over many QPs in both directions at once; every write lands where it was sent to, once, in the order of its QP. */
+static void test_random_traffic(void **state)
+{
+	enum { QPS = 6, DEPTH = 12, WRITES = 3000, CELLS = 64, CELL = MEMORY_BYTES / 2 / CELLS };
+	uint32_t sent_imm[2][QPS] = {0}, seen_imm[2][QPS] = {0}, done[2][QPS] = {0}, outstanding[2][QPS] = {0};
+	bool cell_busy[2][CELLS] = {0};
+	struct pair t;
+	struct dq_qp *qps[2][QPS];
+	uint64_t seed = 0x5eed;
+	unsigned posted = 0, landed = 0, acked = 0;
+	struct { uint32_t len, cell; } flight[2][QPS][256];
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	struct side *sides[2] = {&t.a, &t.b};
+	for (int q = 0; q < QPS; q++)
+		qp_pair(&t, DQ_QP_DATA, DEPTH, NULL, NULL, &qps[0][q], &qps[1][q]);
+	/* ctx tells QPs apart: made anew with it */
+	for (int s = 0; s < 2; s++)
+		for (int q = 0; q < QPS; q++)
+			dq_tcp_qp_of(qps[s][q])->attr.ctx = &done[s][q];
+	/* The first half of each memory is source, filled once; the second half is written by the peer. */
+	for (int s = 0; s < 2; s++)
+		for (uint32_t i = 0; i < MEMORY_BYTES / 2; i++)
+			sides[s]->bytes[i] = (uint8_t)prng_next(&seed);
+	t.a.logged = t.b.logged = 0;
+
+	while (acked < WRITES || landed < WRITES) {
+		for (int k = 0; k < 8 && posted < WRITES; k++) {
+			const int s = (int)prng_below(&seed, 2);
+			const uint32_t q = prng_below(&seed, QPS), cell = prng_below(&seed, CELLS);
+			if (outstanding[s][q] == DEPTH || cell_busy[s][cell])
+				continue;
+			const uint32_t shape = prng_below(&seed, 4);
+			const uint32_t len = shape == 0 ? 0 : shape == 1 ? prng_below(&seed, 200) : prng_below(&seed, CELL + 1);
+			const struct dq_write wr = {.wr_id = sent_imm[s][q], .mem = sides[s]->mem, .offset = cell * CELL, .len = len,
+						    .remote_addr = sides[!s]->key.addr + MEMORY_BYTES / 2 + cell * CELL,
+						    .remote_key = sides[!s]->key.key, .imm = sent_imm[s][q]};
+			assert_int_equal(sides[s]->p->post_write(qps[s][q], &wr, 1), 1);
+			flight[s][q][sent_imm[s][q] % 256].len = len;
+			flight[s][q][sent_imm[s][q] % 256].cell = cell;
+			cell_busy[s][cell] = true;
+			sent_imm[s][q]++;
+			outstanding[s][q]++;
+			posted++;
+		}
+		for (int s = 0; s < 2; s++) {
+			struct dq_wc wc[7];
+			int n = sides[s]->p->poll(sides[s]->dev, wc, 7);
+			for (int i = 0; i < n; i++) {
+				const uint32_t q = (uint32_t)((uint32_t *)wc[i].ctx - done[s]);
+				assert_int_equal(wc[i].status, DQ_WC_SUCCESS);
+				if (wc[i].op == DQ_WC_SEGMENT) {
+					const uint32_t cell = flight[!s][q][wc[i].imm % 256].cell;
+					assert_int_equal(wc[i].imm, seen_imm[s][q]);
+					assert_int_equal(wc[i].len, flight[!s][q][wc[i].imm % 256].len);
+					assert_memory_equal(sides[s]->bytes + MEMORY_BYTES / 2 + cell * CELL, sides[!s]->bytes + cell * CELL, wc[i].len);
+					memset(sides[s]->bytes + MEMORY_BYTES / 2 + cell * CELL, 0xee, CELL);
+					seen_imm[s][q]++;
+					landed++;
+				} else {
+					assert_int_equal(wc[i].op, DQ_WC_WRITE);
+					assert_int_equal(wc[i].wr_id, done[s][q]);
+					done[s][q]++;
+					outstanding[s][q]--;
+					acked++;
+				}
+			}
+		}
+		/* A cell is free when its write completed here and its segment was checked there, in whichever order. */
+		for (int s = 0; s < 2; s++) {
+			bool busy[CELLS] = {false};
+			for (uint32_t q = 0; q < QPS; q++)
+				for (uint32_t i = DQ_MIN(done[s][q], seen_imm[!s][q]); i != sent_imm[s][q]; i++)
+					busy[flight[s][q][i % 256].cell] = true;
+			memcpy(cell_busy[s], busy, sizeof busy);
+		}
+	}
+	assert_int_equal(posted, WRITES);
+	for (int s = 0; s < 2; s++)
+		for (int q = 0; q < QPS; q++)
+			sides[s]->p->qp_destroy(qps[s][q]);
+	pair_close(&t);
+}
+
+/* Writes of 0 bytes to 1 MiB, whole, one after the other. */
+static void test_sizes(void **state)
+{
+	static const uint32_t sizes[] = {0, 1, 39, 40, 41, 64, 127, 128, 983, 984, 1023, 1024, 1025, 4055, 4056, 4057, 4095, 4096, 4097, 65535, 65536, MEMORY_BYTES};
+	struct pair t;
+	struct dq_qp *qa, *qb;
+	uint64_t seed = 9;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &qa, &qb);
+	for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+		for (uint32_t k = 0; k < MEMORY_BYTES; k += 8) {
+			const uint64_t v = prng_next(&seed);
+			memcpy(t.a.bytes + k, &v, 8);
+		}
+		memset(t.b.bytes, 0, MEMORY_BYTES);
+		t.a.logged = t.b.logged = 0;
+		const struct dq_write wr = write_of(&t.a, &t.b, i, 0, sizes[i]);
+		assert_int_equal(t.a.p->post_write(qa, &wr, 1), 1);
+		PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 1 && count(&t.b, DQ_WC_SEGMENT, NULL) == 1);
+		assert_int_equal(find(&t.b, DQ_WC_SEGMENT, 0)->len, sizes[i]);
+		assert_memory_equal(t.a.bytes, t.b.bytes, sizes[i]);
+		for (uint32_t k = sizes[i]; k < DQ_MIN(sizes[i] + 64, MEMORY_BYTES); k++)
+			assert_int_equal(t.b.bytes[k], 0);
+	}
+	t.a.p->qp_destroy(qa);
+	t.b.p->qp_destroy(qb);
+	pair_close(&t);
+}
+
+/* A message that the sender posts after it saw its write completed is polled after that write's segment. */
+static void test_control_follows_segment(void **state)
+{
+	struct pair t;
+	struct dq_qp *da, *db, *ca, *cb;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
+	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
+	for (uint64_t i = 0; i < 200; i++) {
+		const struct dq_recv rv = {.wr_id = i, .mem = t.b.mem, .offset = 512 * 1024, .len = 4096};
+		const struct dq_write wr = write_of(&t.a, &t.b, i, 0, 70000);
+		const struct dq_send sd = {.wr_id = i, .mem = t.a.mem, .offset = 4096, .len = 100};
+		t.a.logged = t.b.logged = 0;
+		assert_int_equal(t.b.p->post_recv(cb, &rv, 1), 1);
+		assert_int_equal(t.a.p->post_write(da, &wr, 1), 1);
+		PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 1);
+		assert_int_equal(t.a.p->post_send(ca, &sd, 1), 1);
+		PUMP_UNTIL(&t, count(&t.a, DQ_WC_SEND, NULL) == 1 && count(&t.b, DQ_WC_RECV, NULL) == 1);
+		assert_int_equal(t.b.logged, 2);
+		assert_int_equal(t.b.log[0].op, DQ_WC_SEGMENT);
+		assert_int_equal(t.b.log[1].op, DQ_WC_RECV);
+		assert_int_equal(t.b.log[1].len, 100);
+		assert_int_equal(t.b.log[1].wr_id, i);
+	}
+	t.a.p->qp_destroy(da);
+	t.b.p->qp_destroy(db);
+	t.a.p->qp_destroy(ca);
+	t.b.p->qp_destroy(cb);
+	pair_close(&t);
+}
+
+/* A receiver that polls slowly slows the sender and loses nothing. */
+static void test_backpressure(void **state)
+{
+	enum { WRITES = 20000 };
+	struct pair t;
+	struct dq_qp *qa, *qb;
+	unsigned posted = 0, done = 0, seen = 0;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	qp_pair(&t, DQ_QP_DATA, 256, NULL, NULL, &qa, &qb);
+	while (done < WRITES || seen < WRITES) {
+		struct dq_wc wc[64];
+		struct dq_write wr = write_of(&t.a, &t.b, posted, 0, 8);
+		while (posted < WRITES && t.a.p->post_write(qa, &wr, 1) == 1) {
+			posted++;
+			wr.wr_id = wr.imm = posted;
+		}
+		int n = t.a.p->poll(t.a.dev, wc, 64);
+		for (int i = 0; i < n; i++)
+			assert_int_equal(wc[i].wr_id, done++);
+		n = t.b.p->poll(t.b.dev, wc, 3);
+		for (int i = 0; i < n; i++)
+			assert_int_equal(wc[i].imm, seen++);
+		assert_true(dq_tcp_device_of(t.b.dev)->cq_tail - dq_tcp_device_of(t.b.dev)->cq_head <= dq_tcp_device_of(t.b.dev)->cq_mask + 1);
+	}
+	t.a.p->qp_destroy(qa);
+	t.b.p->qp_destroy(qb);
+	pair_close(&t);
+}
+
+/* Sleeping on the event fd after arm() misses nothing. */
+static void test_arm_and_sleep(void **state)
+{
+	struct pair t;
+	struct dq_qp *qa, *qb;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
+	struct pollfd fds[2] = {{.fd = t.a.p->event_fd(t.a.dev), .events = POLLIN}, {.fd = t.b.p->event_fd(t.b.dev), .events = POLLIN}};
+	for (unsigned i = 0; i < 300; i++) {
+		const struct dq_write wr = write_of(&t.a, &t.b, i, 0, i * 997 % MEMORY_BYTES);
+		t.a.logged = t.b.logged = 0;
+		assert_int_equal(t.a.p->post_write(qa, &wr, 1), 1);
+		assert_int_equal(t.a.p->arm(t.a.dev), 1); /* unsent work */
+		while (count(&t.a, DQ_WC_WRITE, NULL) == 0 || count(&t.b, DQ_WC_SEGMENT, NULL) == 0) {
+			pair_poll(&t);
+			if (!t.a.p->arm(t.a.dev) && !t.b.p->arm(t.b.dev) && count(&t.a, DQ_WC_WRITE, NULL) == 0)
+				assert_true(poll(fds, 2, 30000) > 0);
+		}
+	}
+	t.a.p->qp_destroy(qa);
+	t.b.p->qp_destroy(qb);
+	pair_close(&t);
+}
+
+/* ---- access ---- */
+
+/* A write the peer may not do: it fails as such, those before it succeed, those after it are flushed, no byte is written. */
+static void refuse_write(struct pair *t, struct dq_write bad)
+{
+	struct dq_qp *qa, *qb;
+	uint8_t before[256];
+	const uint64_t violations = stats_of(&t->b)->access_violations;
+
+	qp_pair(t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
+	t->a.logged = t->b.logged = 0;
+	memset(t->a.bytes, 0x11, 256);
+	memset(t->b.bytes, 0x22, 256);
+	struct dq_write wr[4] = {write_of(&t->a, &t->b, 0, 512, 64), bad, write_of(&t->a, &t->b, 2, 1024, 64), write_of(&t->a, &t->b, 3, 2048, 64)};
+	wr[1].wr_id = 1;
+	memcpy(before, t->b.bytes, sizeof before);
+	assert_int_equal(t->a.p->post_write(qa, wr, 4), 4);
+	PUMP_UNTIL(t, count(&t->a, DQ_WC_FAILED, NULL) == 1 && count(&t->b, DQ_WC_FAILED, NULL) == 1);
+	assert_int_equal(t->a.logged, 5);
+	static const uint8_t expected[5] = {DQ_WC_SUCCESS, DQ_WC_REMOTE_ACCESS, DQ_WC_FLUSHED, DQ_WC_FLUSHED, DQ_WC_REMOTE_ACCESS};
+	for (unsigned i = 0; i < 5; i++) {
+		assert_int_equal(t->a.log[i].status, expected[i]);
+		assert_int_equal(t->a.log[i].op, i == 4 ? DQ_WC_FAILED : DQ_WC_WRITE);
+		if (i < 4)
+			assert_int_equal(t->a.log[i].wr_id, i);
+	}
+	assert_int_equal(count(&t->b, DQ_WC_SEGMENT, NULL), 1);
+	assert_int_equal(find(&t->b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_ACCESS);
+	assert_memory_equal(t->b.bytes, before, sizeof before);
+	assert_int_equal(stats_of(&t->b)->access_violations, violations + 1);
+	assert_int_equal(t->a.p->post_write(qa, wr, 1), -EIO);
+	t->a.p->qp_destroy(qa);
+	t->b.p->qp_destroy(qb);
+}
+
+static void test_access_violations(void **state)
+{
+	struct pair t;
+	struct dq_mem *other;
+	struct dq_mem_key key;
+	struct dq_error err = {0};
+	static uint8_t small[4096];
+	struct dq_mem_desc desc = {.addr = small, .len = sizeof small, .dmabuf_fd = -1};
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	struct dq_write bad = write_of(&t.a, &t.b, 1, 0, 64);
+	bad.remote_key ^= 1ull << 40;
+	refuse_write(&t, bad);                                   /* wrong key */
+	bad = write_of(&t.a, &t.b, 1, 0, 64);
+	bad.remote_key ^= 1;
+	refuse_write(&t, bad);                                   /* key of no slot */
+	bad = write_of(&t.a, &t.b, 1, 0, 64);
+	bad.remote_key = UINT64_MAX;
+	refuse_write(&t, bad);
+	bad = write_of(&t.a, &t.b, 1, 0, 65);
+	bad.remote_addr = t.b.key.addr + MEMORY_BYTES - 64;
+	refuse_write(&t, bad);                                   /* one byte too far */
+	bad.remote_addr = t.b.key.addr + MEMORY_BYTES + 1;
+	bad.len = 1;
+	refuse_write(&t, bad);                                   /* behind the end */
+	bad.remote_addr = UINT64_MAX - 10;
+	bad.len = 64;
+	refuse_write(&t, bad);                                   /* sum wraps */
+	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &other, &err), 0);
+	t.b.p->mem_key(other, &key);
+	bad = write_of(&t.a, &t.b, 1, 0, 64);
+	bad.remote_addr = key.addr;
+	bad.remote_key = key.key;
+	refuse_write(&t, bad);                                   /* no remote write */
+	t.b.p->mem_deregister(other);
+	desc.access = DQ_ACCESS_REMOTE_WRITE;
+	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &other, &err), 0);
+	t.b.p->mem_key(other, &key);
+	bad.remote_key = key.key;
+	t.b.p->mem_deregister(other);
+	refuse_write(&t, bad);                                   /* deregistered */
+	for (unsigned i = 0; i < sizeof small; i++)
+		assert_int_equal(small[i], 0);
+	pair_close(&t);
+}
+
+/* A registration goes while a peer is in the middle of a write to it. */
+static void test_deregister_under_write(void **state)
+{
+	struct pair t;
+	struct dq_qp *qp;
+	struct dq_mem *mem;
+	struct dq_mem_key key;
+	struct dq_error err = {0};
+	uint8_t *bytes = calloc(1, 8192);
+	const struct dq_mem_desc desc = {.addr = bytes, .len = 8192, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
+	t.b.p->mem_key(mem, &key);
+	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
+	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_WRITE, .len = 8192, .addr = key.addr, .key = key.key});
+	static uint8_t payload[8192];
+	memset(payload, 0x77, sizeof payload);
+	raw_send(fd, payload, 5000);
+	PUMP_UNTIL(&t, bytes[4999] == 0x77);
+	t.b.p->mem_deregister(mem);
+	free(bytes); /* a later write to it would be caught by the sanitizer */
+	(void)!send(fd, payload, 3192, MSG_NOSIGNAL);
+	PUMP_UNTIL(&t, count(&t.b, DQ_WC_FAILED, NULL) == 1);
+	assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_ACCESS);
+	assert_int_equal(count(&t.b, DQ_WC_SEGMENT, NULL), 0);
+	close(fd);
+	t.b.p->qp_destroy(qp);
+	pair_close(&t);
+}
+
+/* Deregistering what this end's own posted work still needs fails that QP and touches nothing freed. */
+static void test_deregister_posted(void **state)
+{
+	struct pair t;
+	struct dq_qp *qa, *qb;
+	struct dq_mem *mem;
+	struct dq_error err = {0};
+	uint8_t *bytes = calloc(1, 65536);
+	const struct dq_mem_desc desc = {.addr = bytes, .len = 65536, .dmabuf_fd = -1};
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	assert_int_equal(t.a.p->mem_register(t.a.dev, &desc, &mem, &err), 0);
+	qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
+	struct dq_write wr = write_of(&t.a, &t.b, 5, 0, 65536);
+	wr.mem = mem;
+	assert_int_equal(t.a.p->post_write(qa, &wr, 1), 1);
+	t.a.p->mem_deregister(mem);
+	free(bytes);
+	PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
+	assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->status, DQ_WC_LOCAL);
+	assert_int_equal(find(&t.a, DQ_WC_WRITE, 0)->status, DQ_WC_FLUSHED);
+	assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_GONE);
+	t.a.p->qp_destroy(qa);
+	t.b.p->qp_destroy(qb);
+	pair_close(&t);
+}
+
+static void test_send_without_receive(void **state)
+{
+	struct pair t;
+	struct dq_qp *qa, *qb;
+	const struct dq_send sd = {.wr_id = 3, .len = 0};
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	for (int round = 0; round < 2; round++) {
+		t.a.logged = t.b.logged = 0;
+		qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &qa, &qb);
+		t.a.logged = t.b.logged = 0;
+		if (round == 0) {
+			assert_int_equal(t.a.p->post_send(qa, &sd, 1), 1);
+		} else { /* too long for the receive */
+			const struct dq_recv rv = {.wr_id = 1, .mem = t.b.mem, .len = 99};
+			const struct dq_send big = {.wr_id = 3, .mem = t.a.mem, .len = 100};
+			assert_int_equal(t.b.p->post_recv(qb, &rv, 1), 1);
+			assert_int_equal(t.a.p->post_send(qa, &big, 1), 1);
+		}
+		PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
+		assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->status, DQ_WC_PROTOCOL);
+		assert_int_equal(find(&t.a, DQ_WC_SEND, 0)->status, DQ_WC_FLUSHED);
+		assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_PROTOCOL);
+		assert_int_equal(count(&t.b, DQ_WC_RECV, NULL), round); /* flushed */
+		t.a.p->qp_destroy(qa);
+		t.b.p->qp_destroy(qb);
+	}
+	pair_close(&t);
+}
+
+/* ---- strangers ---- */
+
+/* The pair still works after whatever a test did to b. */
+static void still_works(struct pair *t)
+{
+	struct dq_qp *qa, *qb;
+
+	qp_pair(t, DQ_QP_DATA, 4, NULL, NULL, &qa, &qb);
+	t->a.logged = t->b.logged = 0;
+	memset(t->a.bytes, 0x3c, 9000);
+	const struct dq_write wr = write_of(&t->a, &t->b, 1, 0, 9000);
+	assert_int_equal(t->a.p->post_write(qa, &wr, 1), 1);
+	PUMP_UNTIL(t, count(&t->a, DQ_WC_WRITE, NULL) == 1 && count(&t->b, DQ_WC_SEGMENT, NULL) == 1);
+	assert_memory_equal(t->a.bytes, t->b.bytes, 9000);
+	t->a.p->qp_destroy(qa);
+	t->b.p->qp_destroy(qb);
+}
+
+static void test_garbage_on_listener(void **state)
+{
+	struct pair t;
+	uint64_t seed = 42;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	for (int i = 0; i < 300; i++) {
+		uint8_t bytes[512];
+		const uint32_t n = prng_below(&seed, sizeof bytes + 1);
+		for (uint32_t k = 0; k < n; k++)
+			bytes[k] = (uint8_t)prng_next(&seed);
+		if (prng_below(&seed, 3) == 0 && n >= 8) /* the right magic, then noise */
+			memcpy(bytes, DQ_TCP_MAGIC, 8);
+		int fd = raw_connect(&t.b);
+		if (n)
+			raw_send(fd, bytes, n);
+		shutdown(fd, SHUT_WR);
+		PUMP_UNTIL(&t, raw_closed(fd));
+		close(fd);
+	}
+	const struct dq_tcp_stats *st = stats_of(&t.b);
+	assert_int_equal(st->accepted, 300);
+	assert_int_equal(st->refused_hello + st->refused_silent, 300);
+	assert_int_equal(count(&t.b, DQ_WC_CONNECTED, NULL), 0);
+	still_works(&t);
+	pair_close(&t);
+}
+
+static void test_token(void **state)
+{
+	struct pair t;
+	struct dq_qp *qp;
+	struct dq_endpoint own, peer;
+	struct dq_error err = {0};
+	uint8_t hello[DQ_TCP_HELLO_BYTES], bad[DQ_TCP_HELLO_BYTES];
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	peer = raw_endpoint(&t.a, 77, raw_token);
+	qp = qp_make(&t.b, DQ_QP_DATA, 4, NULL, NULL);
+	t.b.p->qp_endpoint(qp, &own);
+	assert_int_equal(t.b.p->qp_connect(qp, &peer, false, &err), 0);
+	raw_hello_bytes(hello, &own, 77, raw_token);
+	static const int spoiled[] = {12, 13, 16, 31, 32, 36, 51}; /* QP number, token, peer's number, peer's token */
+	for (unsigned i = 0; i < sizeof spoiled / sizeof *spoiled; i++) {
+		memcpy(bad, hello, sizeof bad);
+		bad[spoiled[i]] ^= 0x80;
+		int fd = raw_connect(&t.b);
+		raw_send(fd, bad, sizeof bad);
+		PUMP_UNTIL(&t, raw_closed(fd));
+		close(fd);
+		assert_int_equal(stats_of(&t.b)->refused_hello, i + 1);
+	}
+	assert_int_equal(t.b.logged, 0);
+	/* The right one, byte by byte. */
+	int fd = raw_connect(&t.b);
+	for (unsigned i = 0; i < sizeof hello; i++) {
+		raw_send(fd, hello + i, 1);
+		pair_poll(&t);
+	}
+	PUMP_UNTIL(&t, count(&t.b, DQ_WC_CONNECTED, NULL) == 1);
+	/* The same again: a token is good once. */
+	const uint64_t refused = stats_of(&t.b)->refused_hello;
+	int again = raw_connect(&t.b);
+	raw_send(again, hello, sizeof hello);
+	PUMP_UNTIL(&t, raw_closed(again));
+	close(again);
+	assert_int_equal(stats_of(&t.b)->refused_hello, refused + 1);
+	assert_int_equal(count(&t.b, DQ_WC_FAILED, NULL), 0);
+	/* Also not after the QP has failed. */
+	close(fd);
+	PUMP_UNTIL(&t, count(&t.b, DQ_WC_FAILED, NULL) == 1);
+	again = raw_connect(&t.b);
+	raw_send(again, hello, sizeof hello);
+	PUMP_UNTIL(&t, raw_closed(again));
+	close(again);
+	t.b.p->qp_destroy(qp);
+	still_works(&t);
+	pair_close(&t);
+}
+
+static void test_version_is_told(void **state)
+{
+	struct pair t;
+	uint8_t hello[DQ_TCP_HELLO_BYTES];
+	struct dq_tcp_hello answer;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	/* This end as the passive one. */
+	struct dq_endpoint nobody = raw_endpoint(&t.b, 5, raw_token);
+	raw_hello_bytes(hello, &nobody, 77, raw_token);
+	dq_le16_put(hello + 8, DQ_TCP_VERSION + 1);
+	int fd = raw_connect(&t.b);
+	raw_send(fd, hello, sizeof hello);
+	PUMP_UNTIL(&t, recv(fd, hello, sizeof hello, MSG_DONTWAIT) == (ssize_t)sizeof hello);
+	assert_int_equal(dq_tcp_hello_get(hello, &answer), 0);
+	assert_int_equal(answer.version, DQ_TCP_VERSION);
+	assert_int_equal(answer.status, DQ_TCP_HELLO_VERSION);
+	close(fd);
+
+	/* And as the dialing one: the peer's version is in the completion. */
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof addr;
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(listener, (struct sockaddr *)&addr, sizeof addr), 0);
+	assert_int_equal(listen(listener, 4), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&addr, &len), 0);
+	struct sockaddr_storage at = {0};
+	struct dq_endpoint peer;
+	struct dq_error err = {0};
+	memcpy(&at, &addr, sizeof addr);
+	dq_tcp_endpoint_put(&peer, DQ_TCP_ENDPOINT_QP, &at, 9, raw_token);
+	struct dq_qp *qp = qp_make(&t.a, DQ_QP_DATA, 4, NULL, NULL);
+	assert_int_equal(t.a.p->qp_connect(qp, &peer, true, &err), 0);
+	fd = accept(listener, NULL, NULL);
+	assert_true(fd >= 0);
+	PUMP_UNTIL(&t, recv(fd, hello, sizeof hello, MSG_DONTWAIT) == (ssize_t)sizeof hello);
+	struct dq_tcp_hello theirs;
+	assert_int_equal(dq_tcp_hello_get(hello, &theirs), 0);
+	assert_int_equal(theirs.to_qp, 9);
+	struct dq_tcp_hello no = {.version = 31, .status = DQ_TCP_HELLO_VERSION, .to_qp = theirs.from_qp};
+	memcpy(no.to_token, theirs.from_token, DQ_TCP_TOKEN_BYTES);
+	dq_tcp_hello_put(hello, &no);
+	raw_send(fd, hello, sizeof hello);
+	PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1);
+	assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->status, DQ_WC_PROTOCOL);
+	assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->vendor, 31);
+	close(fd);
+	close(listener);
+	t.a.p->qp_destroy(qp);
+	pair_close(&t);
+}
+
+/* Connections that say nothing: bounded in number, closed after the deadline, and in nobody's way. */
+static void test_silent_connections(void **state)
+{
+	enum { MANY = DQ_TCP_PENDING_MAX + 40 };
+	struct pair t;
+	static int fds[MANY];
+
+	(void)state;
+	pair_open(&t, 1000 * MS, 300 * MS);
+	for (int i = 0; i < MANY; i++) {
+		fds[i] = raw_connect(&t.b);
+		if (i % 3 == 0)
+			raw_send(fds[i], DQ_TCP_MAGIC, 8);
+		pair_poll(&t);
+		assert_true(dq_tcp_device_of(t.b.dev)->pending_used <= DQ_TCP_PENDING_MAX);
+	}
+	still_works(&t);
+	PUMP_UNTIL(&t, dq_tcp_device_of(t.b.dev)->pending_used == 0);
+	for (int i = 0; i < MANY; i++) {
+		PUMP_UNTIL(&t, raw_closed(fds[i]));
+		close(fds[i]);
+	}
+	assert_true(stats_of(&t.b)->refused_flood >= MANY - DQ_TCP_PENDING_MAX);
+	assert_true(stats_of(&t.b)->refused_silent > 0);
+	pair_close(&t);
+}
+
+/* Frames of a peer that holds a valid token, spoiled in every way: its QP may fail, nothing else may happen. */
+static void test_frame_fuzz(void **state)
+{
+	struct pair t;
+	struct dq_qp *qp;
+	uint64_t seed = 2026;
+	static uint8_t stream[64 * 1024];
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	struct dq_mem_desc desc = {.addr = t.b.bytes, .len = 65536, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
+	struct dq_error err = {0};
+	struct dq_mem *mem;
+	struct dq_mem_key key;
+	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
+	t.b.p->mem_key(mem, &key);
+	for (int round = 0; round < 1500; round++) {
+		t.a.logged = t.b.logged = 0;
+		int fd = raw_qp(&t, round % 2 ? DQ_QP_CONTROL : DQ_QP_DATA, &qp);
+		size_t n = 0;
+		if (round % 2) {
+			const struct dq_recv rv = {.wr_id = 1, .mem = t.b.mem, .offset = 65536, .len = 4096};
+			assert_int_equal(t.b.p->post_recv(qp, &rv, 1), 1);
+		}
+		const struct dq_write own = {.mem = t.b.mem, .len = 64};
+		assert_int_equal(t.b.p->post_write(qp, &own, 1), 1);
+		const int frames = 1 + (int)prng_below(&seed, 8);
+		for (int f = 0; f < frames; f++) {
+			struct dq_tcp_frame frame = {.type = (uint8_t)(1 + prng_below(&seed, 6)), .len = prng_below(&seed, 3) ? prng_below(&seed, 3000) : 0,
+						     .addr = prng_below(&seed, 65536), .key = key.key, .count = prng_below(&seed, 3), .imm = 5};
+			if (prng_below(&seed, 8) == 0)
+				frame.time = prng_next(&seed);
+			if (frame.type >= DQ_TCP_ACK)
+				frame.len = 0;
+			dq_tcp_frame_put(stream + n, &frame);
+			if (prng_below(&seed, 5) == 0)
+				stream[n + prng_below(&seed, DQ_TCP_HEADER_BYTES)] ^= (uint8_t)(1u << prng_below(&seed, 8));
+			n += DQ_TCP_HEADER_BYTES;
+			for (uint32_t k = 0; k < frame.len; k++)
+				stream[n++] = (uint8_t)prng_next(&seed);
+		}
+		for (size_t sent = 0; sent < n;) { /* in pieces, so that frames are cut anywhere */
+			const size_t piece = DQ_MIN(n - sent, (size_t)1 + prng_below(&seed, 2000));
+			if (send(fd, stream + sent, piece, MSG_NOSIGNAL) < 0)
+				break;
+			sent += piece;
+			pair_poll(&t);
+		}
+		shutdown(fd, SHUT_WR);
+		PUMP_UNTIL(&t, count(&t.b, DQ_WC_FAILED, NULL) == 1); /* at the latest because the stream ended */
+		assert_int_equal(t.b.log[t.b.logged - 1].op, DQ_WC_FAILED);
+		for (uint32_t i = 0; i < t.b.logged; i++)
+			assert_true(t.b.log[i].time_ns <= clock_ns());
+		close(fd);
+		t.b.p->qp_destroy(qp);
+	}
+	t.b.p->mem_deregister(mem);
+	still_works(&t);
+	pair_close(&t);
+}
+
+static void test_peer_closes_inside_payload(void **state)
+{
+	struct pair t;
+	struct dq_qp *qp;
+	static uint8_t half[30000];
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
+	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_WRITE, .len = 60000, .addr = t.b.key.addr, .key = t.b.key.key});
+	raw_send(fd, half, sizeof half);
+	close(fd);
+	PUMP_UNTIL(&t, count(&t.b, DQ_WC_FAILED, NULL) == 1);
+	assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_GONE);
+	assert_int_equal(count(&t.b, DQ_WC_SEGMENT, NULL), 0);
+	t.b.p->qp_destroy(qp);
+	pair_close(&t);
+}
+
+/* ---- connecting ---- */
+
+static void test_dial_before_passive_end_is_told(void **state)
+{
+	struct pair t;
+	struct dq_endpoint ea, eb;
+	struct dq_error err = {0};
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	struct dq_qp *qa = qp_make(&t.a, DQ_QP_DATA, 4, NULL, NULL), *qb = qp_make(&t.b, DQ_QP_DATA, 4, NULL, NULL);
+	t.a.p->qp_endpoint(qa, &ea);
+	t.b.p->qp_endpoint(qb, &eb);
+	assert_int_equal(t.a.p->qp_connect(qa, &eb, true, &err), 0);
+	PUMP_UNTIL(&t, dq_tcp_device_of(t.b.dev)->pending_used == 1 && dq_tcp_qp_of(qa)->state == DQ_TCP_QP_HELLO);
+	for (int i = 0; i < 100; i++)
+		pair_poll(&t);
+	assert_int_equal(t.a.logged + t.b.logged, 0);
+	assert_int_equal(t.b.p->qp_connect(qb, &ea, false, &err), 0);
+	PUMP_UNTIL(&t, count(&t.a, DQ_WC_CONNECTED, NULL) == 1 && count(&t.b, DQ_WC_CONNECTED, NULL) == 1);
+	assert_int_equal(dq_tcp_device_of(t.b.dev)->pending_used, 0);
+	t.a.p->qp_destroy(qa);
+	t.b.p->qp_destroy(qb);
+	pair_close(&t);
+}
+
+static void test_nobody_there(void **state)
+{
+	struct pair t;
+	struct side gone;
+	struct dq_endpoint e;
+	struct dq_error err = {0};
+
+	(void)state;
+	pair_open(&t, 20 * MS, 100 * MS);
+	side_open(&gone, "tcp", "gone", 0, 0);
+	struct dq_qp *there = qp_make(&gone, DQ_QP_DATA, 4, NULL, NULL);
+	gone.p->qp_endpoint(there, &e);
+	gone.p->qp_destroy(there);
+	side_close(&gone);
+	struct dq_qp *dialing = qp_make(&t.a, DQ_QP_DATA, 4, NULL, NULL), *waiting = qp_make(&t.b, DQ_QP_CONTROL, 4, NULL, NULL);
+	const struct dq_recv rv = {.wr_id = 8, .mem = t.b.mem, .len = 64};
+	assert_int_equal(t.a.p->post_write(dialing, &(struct dq_write){.wr_id = 1}, 1), -ENOTCONN);
+	assert_int_equal(t.b.p->post_recv(waiting, &rv, 1), 1);
+	assert_int_equal(t.a.p->qp_connect(dialing, &e, true, &err), 0);
+	assert_int_equal(t.b.p->qp_connect(waiting, &e, false, &err), 0);
+	PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
+	assert_int_equal(t.a.log[0].status, DQ_WC_REMOTE_GONE);
+	assert_int_equal(t.a.log[0].vendor, ECONNREFUSED);
+	assert_int_equal(t.b.log[0].op, DQ_WC_RECV);
+	assert_int_equal(t.b.log[0].status, DQ_WC_FLUSHED);
+	assert_int_equal(t.b.log[0].wr_id, 8);
+	assert_int_equal(t.b.log[1].status, DQ_WC_TIMEOUT);
+	t.a.p->qp_destroy(dialing);
+	t.b.p->qp_destroy(waiting);
+	pair_close(&t);
+}
+
+static void test_bad_arguments(void **state)
+{
+	struct pair t;
+	struct dq_error err = {0};
+	struct dq_device *dev;
+	struct dq_qp *qp, *qa, *qb;
+	struct dq_mem *mem;
+	struct dq_endpoint e;
+
+	(void)state;
+	assert_null(dq_provider_find("carrier-pigeon"));
+	pair_open(&t, 0, 0);
+	const struct dq_provider *p = t.a.p;
+	struct dq_device_config cfg = {.name = "x", .address = "example.org"};
+	assert_int_equal(p->device_open(&cfg, &dev, &err), -EINVAL);
+	assert_non_null(strstr(err.text, "example.org"));
+	strcpy(cfg.address, "0.0.0.0");
+	assert_int_equal(p->device_open(&cfg, &dev, &err), -EINVAL);
+	strcpy(cfg.address, "192.0.2.1"); /* documentation range: of no host */
+	assert_int_equal(p->device_open(&cfg, &dev, &err), -EADDRNOTAVAIL);
+	assert_non_null(strstr(err.text, "192.0.2.1"));
+	struct dq_device_attr attr;
+	p->device_query(t.a.dev, &attr);
+	strcpy(cfg.address, "127.0.0.1");
+	cfg.port = (uint16_t)atoi(strchr(attr.address, ':') + 1);
+	assert_int_equal(p->device_open(&cfg, &dev, &err), -EADDRINUSE);
+
+	struct dq_qp_attr qattr = {.kind = DQ_QP_DATA, .send_depth = 0};
+	assert_int_equal(p->qp_create(t.a.dev, &qattr, &qp, &err), -EINVAL);
+	qattr.send_depth = DQ_TCP_MAX_DEPTH + 1;
+	assert_int_equal(p->qp_create(t.a.dev, &qattr, &qp, &err), -EINVAL);
+
+	qp = qp_make(&t.a, DQ_QP_DATA, 4, NULL, NULL);
+	p->qp_endpoint(qp, &e);
+	struct dq_endpoint bad = e;
+	bad.len = 3;
+	assert_int_equal(p->qp_connect(qp, &bad, true, &err), -EINVAL);
+	bad = e;
+	bad.data[0] = 9;
+	assert_int_equal(p->qp_connect(qp, &bad, true, &err), -EPROTO);
+	bad = e;
+	bad.data[1] = DQ_TCP_ENDPOINT_DGRAM;
+	assert_int_equal(p->qp_connect(qp, &bad, true, &err), -EINVAL);
+	bad = e;
+	bad.data[2] = 6;
+	assert_int_equal(p->qp_connect(qp, &bad, true, &err), -EAFNOSUPPORT);
+	assert_int_equal(p->qp_connect(qp, &e, false, &err), 0); /* the QP is still good after those */
+	assert_int_equal(p->qp_connect(qp, &e, false, &err), -EISCONN);
+	const struct dq_recv rv = {.wr_id = 1};
+	assert_int_equal(p->post_recv(qp, &rv, 1), -EINVAL);
+	p->qp_destroy(qp);
+
+	static uint8_t page[4096];
+	struct dq_mem_desc desc = {.addr = page, .len = 0, .dmabuf_fd = -1};
+	assert_int_equal(p->mem_register(t.a.dev, &desc, &mem, &err), -EINVAL);
+	desc = (struct dq_mem_desc){.addr = NULL, .len = 5, .dmabuf_fd = -1};
+	assert_int_equal(p->mem_register(t.a.dev, &desc, &mem, &err), -EINVAL);
+	int memfd = memfd_create("not-a-dma-buf", MFD_CLOEXEC);
+	desc = (struct dq_mem_desc){.len = 4096, .dmabuf_fd = memfd};
+	assert_int_equal(p->mem_register(t.a.dev, &desc, &mem, &err), -EINVAL);
+	assert_non_null(strstr(err.text, "not a dma-buf"));
+	close(memfd);
+
+	qp_pair(&t, DQ_QP_DATA, 2, NULL, NULL, &qa, &qb);
+	struct dq_write wr[3] = {write_of(&t.a, &t.b, 0, 0, 8), write_of(&t.a, &t.b, 1, 0, 8), write_of(&t.a, &t.b, 2, 0, 8)};
+	struct dq_write w = wr[0];
+	w.offset = MEMORY_BYTES;
+	w.len = 1;
+	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
+	w.offset = UINT64_MAX;
+	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
+	w = wr[0];
+	w.mem = NULL;
+	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
+	w.mem = t.b.mem; /* of another device */
+	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
+	assert_int_equal(p->post_write(qa, wr, 0), 0);
+	assert_int_equal(p->post_write(qa, wr, 3), 2); /* send depth */
+	assert_int_equal(p->post_write(qa, wr + 2, 1), 0);
+	PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 2 && count(&t.b, DQ_WC_SEGMENT, NULL) == 2);
+	assert_int_equal(p->post_write(qa, wr + 2, 1), 1);
+	p->qp_destroy(qa);
+	t.b.p->qp_destroy(qb);
+	pair_close(&t);
+}
+
+static void test_ipv6(void **state)
+{
+	struct dq_error err = {0};
+	struct dq_device_config cfg = {.name = "six", .address = "::1"};
+	struct pair t;
+	struct dq_device *six;
+
+	(void)state;
+	const struct dq_provider *p = dq_provider_find("tcp");
+	if (p->device_open(&cfg, &six, &err) == -EADDRNOTAVAIL || err.code == -EAFNOSUPPORT)
+		skip(); /* a machine without IPv6 */
+	pair_open(&t, 0, 0);
+	p->mem_deregister(t.a.mem);
+	p->device_close(t.a.dev);
+	p->mem_deregister(t.b.mem);
+	p->device_close(t.b.dev);
+	t.a.dev = six;
+	assert_int_equal(p->device_open(&cfg, &t.b.dev, &err), 0);
+	struct side *sides[2] = {&t.a, &t.b};
+	for (int s = 0; s < 2; s++) {
+		const struct dq_mem_desc desc = {.addr = sides[s]->bytes, .len = MEMORY_BYTES, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
+		assert_int_equal(p->mem_register(sides[s]->dev, &desc, &sides[s]->mem, &err), 0);
+		p->mem_key(sides[s]->mem, &sides[s]->key);
+	}
+	struct dq_device_attr attr;
+	p->device_query(six, &attr);
+	assert_int_equal(strncmp(attr.address, "[::1]:", 6), 0);
+	assert_true(attr.up);
+	still_works(&t);
+	pair_close(&t);
+}
+
+/* ---- fence, destroy ---- */
+
+static void test_fence(void **state)
+{
+	struct pair t;
+	struct dq_qp *qa, *qb;
+	enum { N = 16 };
+
+	(void)state;
+	for (int turns = 0; turns < 12; turns++) { /* fenced at any stage of the work */
+		pair_open(&t, 0, 0);
+		qp_pair(&t, DQ_QP_DATA, N, NULL, NULL, &qa, &qb);
+		t.a.logged = t.b.logged = 0;
+		struct dq_write wr[N];
+		for (unsigned i = 0; i < N; i++)
+			wr[i] = write_of(&t.a, &t.b, i, i * 65536, 65536);
+		assert_int_equal(t.a.p->post_write(qa, wr, N), N);
+		for (int i = 0; i < turns; i++)
+			pair_poll(&t);
+		t.a.p->qp_fence(qa);
+		t.a.p->qp_fence(qa); /* again: nothing */
+		PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
+		for (int i = 0; i < 50; i++)
+			pair_poll(&t);
+		assert_int_equal(t.a.logged, N + 1);
+		bool flushed = false;
+		for (unsigned i = 0; i < N; i++) {
+			assert_int_equal(t.a.log[i].op, DQ_WC_WRITE);
+			assert_int_equal(t.a.log[i].wr_id, i);
+			flushed |= t.a.log[i].status == DQ_WC_FLUSHED;
+			assert_int_equal(t.a.log[i].status, flushed ? DQ_WC_FLUSHED : DQ_WC_SUCCESS);
+		}
+		assert_int_equal(t.a.log[N].op, DQ_WC_FAILED);
+		assert_int_equal(t.a.log[N].status, DQ_WC_FLUSHED);
+		/* What completed at the sender is complete at the receiver. */
+		unsigned ok = 0;
+		for (unsigned i = 0; i < N; i++)
+			ok += t.a.log[i].status == DQ_WC_SUCCESS;
+		assert_true(count(&t.b, DQ_WC_SEGMENT, NULL) >= ok);
+		assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_GONE);
+		t.a.p->qp_destroy(qa);
+		t.b.p->qp_destroy(qb);
+		pair_close(&t);
+	}
+}
+
+/* The receiving end fences: after that no byte of its memory changes any more. */
+static void test_fence_stops_incoming(void **state)
+{
+	struct pair t;
+	struct dq_qp *qa, *qb;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	for (int turns = 0; turns < 8; turns++) {
+		qp_pair(&t, DQ_QP_DATA, 16, NULL, NULL, &qa, &qb);
+		t.a.logged = t.b.logged = 0;
+		memset(t.a.bytes, 0x5a, MEMORY_BYTES);
+		memset(t.b.bytes, 0, MEMORY_BYTES);
+		struct dq_write wr[16];
+		for (unsigned i = 0; i < 16; i++)
+			wr[i] = write_of(&t.a, &t.b, i, i * 65536, 65536);
+		assert_int_equal(t.a.p->post_write(qa, wr, 16), 16);
+		for (int i = 0; i < turns; i++)
+			pair_poll(&t);
+		t.b.p->qp_fence(qb);
+		memset(t.b.bytes, 0xc3, MEMORY_BYTES);
+		PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
+		for (uint32_t i = 0; i < MEMORY_BYTES; i++)
+			if (t.b.bytes[i] != 0xc3)
+				fail_msg("byte %u was written after the fence", i);
+		t.a.p->qp_destroy(qa);
+		t.b.p->qp_destroy(qb);
+	}
+	pair_close(&t);
+}
+
+/* Progress of b without taking its completions. */
+#define PUMP_A_ONLY(t, condition)                                                                                             \
+	do {                                                                                                                  \
+		const uint64_t guard_ = clock_ns() + 60000000000u;                                                            \
+		while (!(condition)) {                                                                                        \
+			side_poll(&(t)->a);                                                                                   \
+			assert_int_equal((t)->b.p->poll((t)->b.dev, NULL, 0), 0);                                             \
+			assert_true(clock_ns() < guard_);                                                                     \
+		}                                                                                                             \
+	} while (0)
+
+/* Completions of a destroyed QP are dropped, those of others stay, in order. */
+static void test_destroy_drops_completions(void **state)
+{
+	struct pair t;
+	struct dq_qp *qa[2], *qb[2];
+	int mark[2];
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	for (int q = 0; q < 2; q++) {
+		qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa[q], &qb[q]);
+		dq_tcp_qp_of(qa[q])->attr.ctx = &mark[q];
+		dq_tcp_qp_of(qb[q])->attr.ctx = &mark[q];
+	}
+	t.a.logged = t.b.logged = 0;
+	for (uint64_t i = 0; i < 8; i++)
+		for (int q = 0; q < 2; q++) {
+			const struct dq_write wr = write_of(&t.a, &t.b, i, i * 64, 64);
+			assert_int_equal(t.a.p->post_write(qa[q], &wr, 1), 1);
+		}
+	const struct dq_tcp_device *b = dq_tcp_device_of(t.b.dev);
+	PUMP_A_ONLY(&t, b->cq_tail - b->cq_head == 16);
+	assert_int_equal(t.b.p->poll(t.b.dev, t.b.log, 1), 1); /* one is taken, of the others some go and some stay */
+	t.b.logged = 1;
+	t.b.p->qp_destroy(qb[0]);
+	PUMP_UNTIL(&t, count(&t.b, DQ_WC_SEGMENT, &mark[1]) == 8);
+	unsigned next = 0;
+	for (uint32_t i = 0; i < t.b.logged; i++)
+		if (t.b.log[i].ctx == &mark[1])
+			assert_int_equal(t.b.log[i].imm, next++);
+	assert_true(count(&t.b, DQ_WC_SEGMENT, &mark[0]) <= 1);
+	t.a.p->qp_destroy(qa[0]);
+	t.a.p->qp_destroy(qa[1]);
+	t.b.p->qp_destroy(qb[1]);
+	pair_close(&t);
+}
+
+/* ---- time ---- */
+
+/* The peer's process is there and does nothing: only b's silence tells. */
+static void test_frozen_peer_with_work(void **state)
+{
+	struct pair t;
+	struct dq_qp *qa, *qb;
+
+	(void)state;
+	pair_open(&t, 20 * MS, 200 * MS);
+	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &qa, &qb);
+	t.a.logged = 0;
+	const struct dq_write wr[2] = {write_of(&t.a, &t.b, 1, 0, 64), write_of(&t.a, &t.b, 2, 0, 64)};
+	const uint64_t start = clock_ns();
+	assert_int_equal(t.a.p->post_write(qa, wr, 2), 2);
+	while (count(&t.a, DQ_WC_FAILED, NULL) == 0) {
+		side_poll(&t.a);
+		assert_true(clock_ns() - start < 60000000000u);
+	}
+	assert_int_equal(t.a.logged, 3);
+	assert_int_equal(t.a.log[0].status, DQ_WC_FLUSHED);
+	assert_int_equal(t.a.log[1].status, DQ_WC_FLUSHED);
+	assert_int_equal(t.a.log[2].status, DQ_WC_TIMEOUT);
+	t.a.p->qp_destroy(qa);
+	t.b.p->qp_destroy(qb);
+	pair_close(&t);
+}
+
+/* Nothing is under way, and the control QP still finds the frozen peer; an idle data QP leaves it to that one. */
+static void test_frozen_peer_idle(void **state)
+{
+	struct pair t;
+	struct dq_qp *ca, *cb, *da, *db;
+	int control;
+
+	(void)state;
+	pair_open(&t, 20 * MS, 5000 * MS);
+	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
+	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
+	dq_tcp_qp_of(ca)->attr.ctx = &control;
+	t.a.logged = 0;
+	const uint64_t guard = clock_ns() + 60000000000u;
+	while (count(&t.a, DQ_WC_FAILED, NULL) == 0) {
+		side_poll(&t.a);
+		assert_true(clock_ns() < guard);
+	}
+	assert_int_equal(t.a.logged, 1);
+	assert_int_equal(t.a.log[0].status, DQ_WC_TIMEOUT);
+	assert_ptr_equal(t.a.log[0].ctx, &control);
+	t.a.p->qp_destroy(ca);
+	t.b.p->qp_destroy(cb);
+	t.a.p->qp_destroy(da);
+	t.b.p->qp_destroy(db);
+	pair_close(&t);
+}
+
+/* Both ends alive and idle over many heartbeats: nothing fails, and work goes on afterwards. */
+static void test_idle_stays_up(void **state)
+{
+	struct pair t;
+	struct dq_qp *ca, *cb, *da, *db;
+
+	(void)state;
+	pair_open(&t, 40 * MS, 400 * MS);
+	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
+	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
+	t.a.logged = t.b.logged = 0;
+	const uint64_t end = clock_ns() + 1000 * MS;
+	while (clock_ns() < end) {
+		const uint64_t due = DQ_MIN(t.a.p->next_deadline(t.a.dev), t.b.p->next_deadline(t.b.dev));
+		struct pollfd fds[2] = {{.fd = t.a.p->event_fd(t.a.dev), .events = POLLIN}, {.fd = t.b.p->event_fd(t.b.dev), .events = POLLIN}};
+		if (!t.a.p->arm(t.a.dev) && !t.b.p->arm(t.b.dev))
+			poll(fds, 2, due > clock_ns() ? (int)((due - clock_ns()) / MS) + 1 : 0);
+		pair_poll(&t);
+	}
+	assert_int_equal(t.a.logged, 0);
+	assert_int_equal(t.b.logged, 0);
+	const struct dq_write wr = write_of(&t.a, &t.b, 1, 0, 64);
+	assert_int_equal(t.a.p->post_write(da, &wr, 1), 1);
+	PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 1 && count(&t.b, DQ_WC_SEGMENT, NULL) == 1);
+	t.a.p->qp_destroy(ca);
+	t.b.p->qp_destroy(cb);
+	t.a.p->qp_destroy(da);
+	t.b.p->qp_destroy(db);
+	pair_close(&t);
+}
+
+/* A peer that answers heartbeats and never acknowledges: the operation's own deadline finds it. */
+static void test_operation_deadline(void **state)
+{
+	struct pair t;
+	struct dq_qp *qp;
+
+	(void)state;
+	pair_open(&t, 20 * MS, 300 * MS);
+	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
+	const struct dq_write wr = {.wr_id = 4, .mem = t.b.mem, .len = 64};
+	assert_int_equal(t.b.p->post_write(qp, &wr, 1), 1);
+	t.b.logged = 0;
+	unsigned answered = 0;
+	uint8_t buffer[4096];
+	size_t have = 0, skip = 0;
+	const uint64_t guard = clock_ns() + 60000000000u;
+	while (count(&t.b, DQ_WC_FAILED, NULL) == 0) {
+		side_poll(&t.b);
+		ssize_t n = recv(fd, buffer + have, sizeof buffer - have, MSG_DONTWAIT);
+		if (n > 0)
+			have += (size_t)n;
+		while (have >= DQ_TCP_HEADER_BYTES) {
+			struct dq_tcp_frame f;
+			dq_tcp_frame_get(buffer, &f);
+			skip = DQ_TCP_HEADER_BYTES + f.len;
+			if (have < skip)
+				break;
+			if (f.type == DQ_TCP_HEARTBEAT) {
+				raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_HEARTBEAT, .flags = DQ_TCP_REPLY});
+				answered++;
+			}
+			memmove(buffer, buffer + skip, have - skip);
+			have -= skip;
+		}
+		assert_true(clock_ns() < guard);
+	}
+	assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_TIMEOUT);
+	assert_true(answered > 0);
+	close(fd);
+	t.b.p->qp_destroy(qp);
+	pair_close(&t);
+}
+
+/* ---- datagrams ---- */
+
+static void test_datagrams(void **state)
+{
+	struct pair t;
+	struct dq_dgram *da, *db;
+	struct dq_error err = {0};
+	struct dq_endpoint to;
+	const char *text = "probe";
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	const struct dq_provider *p = t.a.p;
+	assert_int_equal(p->dgram_open(t.a.dev, &da, &err), 0);
+	assert_int_equal(p->dgram_open(t.b.dev, &db, &err), 0);
+	p->dgram_endpoint(db, &to);
+	for (uint64_t id = 1; id <= 200; id++) {
+		struct dq_dgram_event ev[8];
+		uint64_t sent = 0, received = 0, echoed = 0, back = 0;
+		struct dq_endpoint from = {0};
+		const uint64_t before = clock_ns();
+		const uint64_t guard = before + 60000000000u;
+		assert_int_equal(p->dgram_send(da, &to, NULL, id, text, 5), 0);
+		while (!sent || !received || !echoed || !back) {
+			int n = p->dgram_poll(da, ev, 8);
+			for (int i = 0; i < n; i++) {
+				if (ev[i].kind == DQ_DGRAM_SENT) {
+					assert_int_equal(ev[i].id, id);
+					sent = ev[i].time_ns;
+				} else {
+					assert_int_equal(ev[i].kind, DQ_DGRAM_RECEIVED);
+					assert_int_equal(ev[i].len, 128);
+					back = ev[i].time_ns;
+				}
+			}
+			n = p->dgram_poll(db, ev, 8);
+			for (int i = 0; i < n; i++) {
+				if (ev[i].kind == DQ_DGRAM_RECEIVED) {
+					uint8_t answer[128] = {1};
+					assert_int_equal(ev[i].len, 5);
+					assert_memory_equal(ev[i].data, text, 5);
+					received = ev[i].time_ns;
+					from = ev[i].from;
+					assert_int_equal(p->dgram_send(db, &from, NULL, 1000 + id, answer, sizeof answer), 0);
+				} else {
+					assert_int_equal(ev[i].id, 1000 + id);
+					echoed = ev[i].time_ns;
+				}
+			}
+			assert_true(clock_ns() < guard);
+		}
+		/* One clock, in the order of things. */
+		assert_true(before <= sent + 20000 && sent <= received + 20000 && received <= echoed + 20000 && echoed <= back + 20000);
+		assert_true(back <= clock_ns() + 20000);
+	}
+	/* Noise from strangers is dropped. */
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons(dq_le16_get(to.data + 4))};
+	memcpy(&addr.sin_addr, to.data + 8, 4);
+	uint64_t seed = 5;
+	for (int i = 0; i < 100; i++) {
+		uint8_t noise[200];
+		for (unsigned k = 0; k < sizeof noise; k++)
+			noise[k] = (uint8_t)prng_next(&seed);
+		const size_t len = prng_below(&seed, sizeof noise + 1);
+		if (i % 2) {
+			const struct dq_tcp_dgram_header h = {.len = (uint16_t)prng_below(&seed, 300)};
+			dq_tcp_dgram_put(noise, &h);
+		}
+		assert_true(sendto(fd, noise, len, 0, (struct sockaddr *)&addr, sizeof addr) >= 0);
+	}
+	close(fd);
+	assert_int_equal(p->dgram_send(da, &to, NULL, 7, text, 5), 0);
+	for (bool got = false; !got;) {
+		struct dq_dgram_event ev[8];
+		int n = p->dgram_poll(db, ev, 8);
+		for (int i = 0; i < n; i++) {
+			if (ev[i].len == 5 && memcmp(ev[i].data, text, 5) == 0)
+				got = true;
+			assert_true(ev[i].len <= 128);
+		}
+		n = p->dgram_poll(da, ev, 8);
+	}
+	assert_int_equal(p->dgram_send(da, &to, NULL, 1, text, 129), -EMSGSIZE);
+	to.data[1] = DQ_TCP_ENDPOINT_QP;
+	assert_int_equal(p->dgram_send(da, &to, NULL, 1, text, 5), -EINVAL);
+	p->dgram_close(da);
+	p->dgram_close(db);
+	pair_close(&t);
+}
+
+/* With nothing to do the socket is not readable: a prober that sleeps on it stays asleep. */
+static void test_datagram_sleep(void **state)
+{
+	struct pair t;
+	struct dq_dgram *da, *db;
+	struct dq_error err = {0};
+	struct dq_endpoint to;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	const struct dq_provider *p = t.a.p;
+	assert_int_equal(p->dgram_open(t.a.dev, &da, &err), 0);
+	assert_int_equal(p->dgram_open(t.b.dev, &db, &err), 0);
+	p->dgram_endpoint(db, &to);
+	struct dq_dgram_event ev[8];
+	unsigned sent = 0;
+	for (int i = 0; i < 20; i++)
+		assert_int_equal(p->dgram_send(da, &to, NULL, 1, "x", 1), 0);
+	const uint64_t guard = clock_ns() + 60000000000u;
+	while (sent < 20) {
+		sent += (unsigned)p->dgram_poll(da, ev, 8);
+		assert_true(clock_ns() < guard);
+	}
+	struct pollfd fd = {.fd = p->dgram_fd(da), .events = POLLIN};
+	assert_int_equal(poll(&fd, 1, 0), 0);
+	assert_true(p->dgram_next_deadline(da) == DQ_NEVER);
+	p->dgram_close(da);
+	p->dgram_close(db);
+	pair_close(&t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_random_traffic),
+		cmocka_unit_test(test_sizes),
+		cmocka_unit_test(test_control_follows_segment),
+		cmocka_unit_test(test_backpressure),
+		cmocka_unit_test(test_arm_and_sleep),
+		cmocka_unit_test(test_access_violations),
+		cmocka_unit_test(test_deregister_under_write),
+		cmocka_unit_test(test_deregister_posted),
+		cmocka_unit_test(test_send_without_receive),
+		cmocka_unit_test(test_garbage_on_listener),
+		cmocka_unit_test(test_token),
+		cmocka_unit_test(test_version_is_told),
+		cmocka_unit_test(test_silent_connections),
+		cmocka_unit_test(test_frame_fuzz),
+		cmocka_unit_test(test_peer_closes_inside_payload),
+		cmocka_unit_test(test_dial_before_passive_end_is_told),
+		cmocka_unit_test(test_nobody_there),
+		cmocka_unit_test(test_bad_arguments),
+		cmocka_unit_test(test_ipv6),
+		cmocka_unit_test(test_fence),
+		cmocka_unit_test(test_fence_stops_incoming),
+		cmocka_unit_test(test_destroy_drops_completions),
+		cmocka_unit_test(test_frozen_peer_with_work),
+		cmocka_unit_test(test_frozen_peer_idle),
+		cmocka_unit_test(test_idle_stays_up),
+		cmocka_unit_test(test_operation_deadline),
+		cmocka_unit_test(test_datagrams),
+		cmocka_unit_test(test_datagram_sleep),
+	};
+	return cmocka_run_group_tests_name("tcp provider", tests, NULL, NULL);
+}
