@@ -150,10 +150,12 @@ static int body_put(const struct dq_message *m, struct cursor *c)
 		put(c, m->slot, 2);
 		put(c, (uint32_t)m->status, 4);
 		put(c, m->serial, 8);
+		put(c, m->length, 8);
 		return 0;
 	case DQ_MSG_CANCEL:
 		put(c, m->slot, 2);
 		put(c, m->serial, 8);
+		put(c, m->length, 8);
 		return 0;
 	case DQ_MSG_GRANT:
 		put(c, m->grant_serial, 4);
@@ -253,10 +255,12 @@ static int body_get(struct dq_message *m, struct cursor *c)
 		m->slot = (uint16_t)get(c, 2);
 		m->status = (int32_t)get(c, 4);
 		m->serial = get(c, 8);
+		m->length = get(c, 8);
 		return 0;
 	case DQ_MSG_CANCEL:
 		m->slot = (uint16_t)get(c, 2);
 		m->serial = get(c, 8);
+		m->length = get(c, 8);
 		return 0;
 	case DQ_MSG_GRANT:
 		m->grant_serial = (uint32_t)get(c, 4);

@@ -23,8 +23,8 @@
  *     EXPORT       nkeys u8 | flow u32 | region u32 | length u64 | addr u64 | nkeys x key u64                      25 + 8 nkeys
  *     UNEXPORT     flow u32 | region u32                                                                            8
  *     PUT          slot u16 | flow u32 | region u32 | serial u64 | cookie u64 | length u64 | offset u64            42
- *     DONE         slot u16 | status i32 | serial u64                                                              14
- *     CANCEL       slot u16 | serial u64                                                                           10
+ *     DONE         slot u16 | status i32 | serial u64 | length u64                                                 22
+ *     CANCEL       slot u16 | serial u64 | length u64                                                              18
  *     GRANT        grant_serial u32 | grant u64                                                                    12
  *     BACKLOG      backlog u64                                                                                      8
  *     ERROR        status i32 | text bytes u8 (0..DQ_WIRE_TEXT_MAX) | text, without NUL                             5 + text
@@ -86,7 +86,7 @@ struct dq_message {
 	uint64_t serial;          /* RTR PUT DONE CANCEL: of the message, never reused on a VC */
 	uint64_t tag;             /* RTR */
 	uint64_t cookie;          /* PUT */
-	uint64_t length;          /* RTR EXPORT PUT: bytes */
+	uint64_t length;          /* RTR EXPORT PUT: bytes; DONE of a receive, CANCEL of a put: bytes that were written */
 	uint64_t offset;          /* PUT: in the region */
 	uint64_t addr;            /* RTR EXPORT */
 	uint8_t nkeys;            /* RTR EXPORT: 1..DQ_WIRE_MAX_RAILS, one a shared rail of the host pair */
