@@ -578,7 +578,7 @@ static void test_version_is_told(void **state)
 {
 	struct pair t;
 	uint8_t hello[DQ_TCP_HELLO_BYTES];
-	struct dq_tcp_hello answer;
+	struct dq_tcp_hello answer = {0};
 
 	(void)state;
 	pair_open(&t, 0, 0);
@@ -611,7 +611,7 @@ static void test_version_is_told(void **state)
 	fd = accept(listener, NULL, NULL);
 	assert_true(fd >= 0);
 	PUMP_UNTIL(&t, recv(fd, hello, sizeof hello, MSG_DONTWAIT) == (ssize_t)sizeof hello);
-	struct dq_tcp_hello theirs;
+	struct dq_tcp_hello theirs = {0};
 	assert_int_equal(dq_tcp_hello_get(hello, &theirs), 0);
 	assert_int_equal(theirs.to_qp, 9);
 	struct dq_tcp_hello no = {.version = 31, .status = DQ_TCP_HELLO_VERSION, .to_qp = theirs.from_qp};
