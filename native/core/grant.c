@@ -181,14 +181,17 @@ static void shares_fill(struct dq_grants *g)
 	}
 }
 
-/* A level is news when it is a segment or an eighth away from the one told, the whole window, or the one told is not allowed. */
+/*
+ * A level is news when it is a segment or an eighth away from the one told, or the whole window, or the one told is not
+ * allowed any more. While the last one waits to be told, it is simply replaced.
+ */
 static void level_set(struct dq_grant_member *m, uint64_t level)
 {
 	uint64_t away = level > m->level_bytes ? level - m->level_bytes : m->level_bytes - level;
 
 	if (away == 0)
 		return;
-	if (away < m->segment_bytes && away < m->level_bytes / 8 && level != m->window_bytes &&
+	if (!m->changed && away < m->segment_bytes && away < m->level_bytes / 8 && level != m->window_bytes &&
 	    m->level_bytes <= m->window_bytes && m->level_bytes >= m->segment_bytes)
 		return;
 	m->level_bytes = level;
