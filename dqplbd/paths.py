@@ -530,7 +530,7 @@ class Paths:
         device = path.device.info
         assert device is not None, "only open devices have paths"
         limits = next(iter(path.vcs.values()), None)
-        users = self._in_use.get(path.device.number or 0, frozenset())
+        users = self._in_use.get(path.device.number or 0, set())
         return PathInputs(
             path_class=path.path_class,
             rtt_ns=path.estimator.rtt_min_ns,
@@ -633,6 +633,16 @@ class Paths:
             return self._engine.path_stats(path.number)
         except EngineError:
             return path.stats
+
+    def qps_headroom(self, path: Path) -> int:
+        """Data QPs that a VC is made with beyond what its path uses now, so that a change of class needs no new VC.
+
+        The largest entropy target of any class, but not more than this path's part of the device's budget.
+        """
+        policy = self._profile_policy
+        users = self._in_use.get(path.key[0], set()) | {path.host_id}
+        most = max(one.pin.qps or one.entropy_target for one in policy.classes.values())
+        return max(1, min(most, policy.qp_budget // len(users)))
 
     def reset_peaks(self) -> int:
         """Start the peaks of all paths anew; how many paths there are."""
