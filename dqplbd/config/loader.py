@@ -197,15 +197,18 @@ def _expected(detail: ErrorDetails) -> str:
 def _clean(location: tuple[int | str, ...], data: Any) -> KeyPath:
     """A pydantic location without the steps that name branches of a union or the key half of a mapping."""
     path: list[int | str] = []
+    absent = False  # what follows was not written, but comes from defaults
     for step in location:
-        inside = step < len(data) if isinstance(data, list) and isinstance(step, int) else False
-        if inside or (isinstance(data, dict) and step in data):
-            data = data[step]
-        elif isinstance(step, str) and (step == "[key]" or not isinstance(data, dict)):
-            continue
-        else:
-            data = None
-        path.append(step)
+        if not absent:
+            inside = step < len(data) if isinstance(data, list) and isinstance(step, int) else False
+            if inside or (isinstance(data, dict) and step in data):
+                data = data[step]
+            elif isinstance(data, dict):
+                absent = True
+            elif isinstance(step, str):
+                continue
+        if step != "[key]":
+            path.append(step)
     return tuple(path)
 
 
@@ -282,6 +285,7 @@ def parse_config(text: str, file: str = "<text>") -> Config:
         )
     # A section that is named but left empty ("peers:") means its defaults.
     given = {key: value for key, value in data.items() if value is not None or key not in Config.model_fields}
+    given.setdefault("host", {})  # so that a host name of the system that cannot be used is found under its key
     try:
         return Config.model_validate(given)
     except ValidationError as error:

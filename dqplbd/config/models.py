@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dqplbd.config.types import (
     DNS_NAME,
     BitRate,
+    DeviceAddress,
     FileMode,
     HostId,
     HostPort,
@@ -101,7 +102,7 @@ class HostConfig(Section):
     """Who and where this host is."""
 
     host_id: HostId = Field(
-        default_factory=socket.gethostname,
+        default_factory=lambda: socket.gethostname(),
         description="Stable name of this host among its peers; by default the host name of the system.",
     )
     location: LocationConfig = Field(LocationConfig(), description="Where this host is; goes before a topology file.")
@@ -112,7 +113,7 @@ class DeviceConfig(Section):
 
     name: Name = Field(description="Name of the device, unique on this host.")
     provider: Literal["tcp"] = Field("tcp", description="What drives it: tcp, one TCP connection a queue pair.")
-    address: IpAddress = Field(description="Local IP address that the device listens on and sends from.")
+    address: DeviceAddress = Field(description="Local IP address that the device listens on and sends from.")
     port: int = Field(0, ge=0, le=65535, description="TCP port of incoming queue pairs; 0 takes a free one.")
     rate_bps: BitRate = Field(
         10 * GBIT, ge=1_000_000, le=10_000 * GBIT, description="Link rate, in bits a second, that profiles start from."

@@ -15,6 +15,7 @@ __all__ = [
     "DNS_NAME",
     "PATTERN_MEANINGS",
     "BitRate",
+    "DeviceAddress",
     "FileMode",
     "HostId",
     "HostPort",
@@ -107,7 +108,17 @@ def _ip_address(value: object) -> object:
         raise problem(f"{value!r} is no IP address", "an IPv4 or IPv6 address such as 127.0.0.1 or ::1") from None
 
 
+def _device_address(value: object) -> object:
+    """An address that peers can connect to: they are told it as it stands."""
+    text = str(_ip_address(value))
+    address = ipaddress.ip_address(text)
+    if address.is_unspecified or address.is_multicast:
+        raise problem(f"{text!r} is no address of one interface", "the address of an interface", "see `ip address`")
+    return text
+
+
 IpAddress = Annotated[str, BeforeValidator(_ip_address)]
+DeviceAddress = Annotated[str, BeforeValidator(_device_address)]
 
 _HOST_PORT: Final = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[^\s:\[\]]+)):(?P<port>\d{1,5})", re.ASCII

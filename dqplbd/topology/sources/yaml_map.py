@@ -12,7 +12,7 @@
 A host that is named twice is an error.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from dqplbd.config.document import Document, DocumentError, KeyPath, parse_document
 from dqplbd.config.loader import ConfigError, Problem
@@ -21,6 +21,9 @@ from dqplbd.topology.location import LEVELS, Location, merge_locations
 from dqplbd.topology.sources.base import HostLocations
 
 __all__ = ["parse"]
+
+# Each host written out, with four places, for the largest fleets.
+MAX_VALUES: Final = 4_000_000
 
 
 class _Reader:
@@ -62,7 +65,7 @@ def parse(text: str, file: str = "<text>") -> HostLocations:
     :raises ConfigError: with every problem of the text.
     """
     try:
-        document = parse_document(text)
+        document = parse_document(text, max_values=MAX_VALUES)
     except DocumentError as error:
         key = ".".join(map(str, error.path))
         raise ConfigError([Problem(file, error.line, key, None, error.problem, error.expected, error.action)]) from None

@@ -3,7 +3,7 @@
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dqplbd.config.document import DocumentError, parse_document
@@ -105,7 +105,6 @@ def test_aliases_are_allowed_but_counted() -> None:
         parse_document("\n".join(bomb))
 
 
-@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_gives_data_or_a_document_error(text: str) -> None:
     try:
@@ -117,7 +116,6 @@ def test_any_text_gives_data_or_a_document_error(text: str) -> None:
     assert said
 
 
-@settings(deadline=None)
 @given(st.text("ab:-{}[],&*!|>'\"#%@` \n\t<0~", max_size=60))
 def test_any_text_of_yaml_signs_gives_data_or_a_document_error(text: str) -> None:
     try:
@@ -137,8 +135,7 @@ _DATA = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(_DATA)
 def test_what_a_yaml_writer_writes_is_read_back(data: object) -> None:
-    text = yaml.safe_dump(data, allow_unicode=True)
+    text = yaml.safe_dump(data)
     assert parse_document(text).data == data

@@ -56,6 +56,8 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() -> No
         ),
         ("devices: [{name: a, address: x.y}]", 1, "devices[0].address", "x.y", "IPv4 or IPv6"),
         ("devices: [{name: a, address: 127.0.0.1, provider: verbs}]", 1, "devices[0].provider", "'verbs'", "'tcp'"),
+        ("devices: [{name: a, address: 0.0.0.0}]", 1, "devices[0].address", "0.0.0.0", "interface"),
+        ("devices: [{name: a, address: 'ff02::1'}]", 1, "devices[0].address", "ff02::1", "interface"),
         ("peers: {static: [{address: '127.0.0.1'}]}", 1, "peers.static[0].address", "127.0.0.1", "address:port"),
         ("peers: {static: [{address: '127.0.0.1:0'}]}", 1, "peers.static[0].address", "127.0.0.1:0", "1..65535"),
         ("peers: {static: [7471]}", 1, "peers.static[0]", "7471", ""),
@@ -86,6 +88,34 @@ def test_a_wrong_value(text: str, line: int, key: str, value: str | None, expect
         assert value in str(problem)
     assert expected in problem.expected
     assert problem.as_dict()["key"] == key
+
+
+def test_a_host_name_of_the_system_that_is_no_host_id_is_an_error_that_names_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "x" * 64)
+    problem = only("metrics: {port: 1}\n")
+    assert problem.key == "host.host_id"
+    assert "x" * 64 in str(problem)
+    assert "63 letters" in problem.expected
+
+
+def test_the_json_schema_takes_quantities_as_texts_and_refuses_unknown_keys() -> None:
+    schema = Config.model_json_schema()
+    assert schema["additionalProperties"] is False
+    device = schema["$defs"]["DeviceConfig"]
+    assert device["additionalProperties"] is False
+    assert set(device["required"]) == {"name", "address"}
+    rate = device["properties"]["rate_bps"]
+    assert {"integer", "string"} <= {choice["type"] for choice in rate["anyOf"]}
+    assert rate["description"]
+
+
+def test_what_is_shown_can_be_read_again() -> None:
+    import yaml
+
+    config = parse_config("devices: [{name: a, address: '::1', rate_bps: 1Gbit/s}]\nprofiles: {peers: {h: {qps: 3}}}")
+    assert parse_config(yaml.safe_dump(config.model_dump(mode="json"))) == config
 
 
 def test_a_missing_key_says_what_it_is_for() -> None:
@@ -244,7 +274,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_values_for_any_keys_give_a_configuration_or_a_config_error(data: st.DataObject) -> None:
     import yaml
@@ -267,7 +297,6 @@ def test_any_values_for_any_keys_give_a_configuration_or_a_config_error(data: st
         assert config.devices
 
 
-@settings(deadline=None)
 @given(st.text(max_size=120))
 def test_any_text_gives_a_configuration_or_a_config_error(text: str) -> None:
     try:

@@ -4,7 +4,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dqplbd.config import parse_config
@@ -159,7 +159,6 @@ POLICIES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(PEERS, POLICIES, st.builds(Location, NAMES, NAMES, NAMES, NAMES), st.integers(0, 3), st.integers(1, 4))
 def test_any_fleet(
     peers: dict[str, Location], policy: TargetPolicy, own: Location, pressure: int, paths_per_host: int

@@ -208,7 +208,7 @@ def policies(draw: st.DrawFn) -> ProfilePolicy:
     return replace(made, classes=classes, peers={"h": draw(PINS)})
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(INPUTS, policies())
 def test_any_path_gets_a_profile_that_works(inputs: PathInputs, chosen: ProfilePolicy) -> None:
     profile = compute_profile(inputs, chosen)
@@ -238,7 +238,7 @@ def test_any_path_gets_a_profile_that_works(inputs: PathInputs, chosen: ProfileP
     assert profile.adapt is False or inputs.rtt_ns is not None
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(INPUTS, policies())
 def test_the_explanation_is_of_the_same_numbers(inputs: PathInputs, chosen: ProfilePolicy) -> None:
     explanation = explain_profile(inputs, chosen)

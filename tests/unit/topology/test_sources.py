@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dqplbd.config import ConfigError
@@ -248,7 +248,6 @@ def test_the_example_file() -> None:
     assert class_from_labels(found.locate("node001"), found.locate("archive1")) is PathClass.REGION
 
 
-@settings(deadline=None)
 @given(st.text(max_size=150), st.sampled_from(["auto", "yaml", "keyvalue", "slurm_conf", "slurm_yaml"]))
 def test_any_text_gives_locations_or_a_config_error(text: str, kind: str) -> None:
     try:
@@ -258,7 +257,6 @@ def test_any_text_gives_locations_or_a_config_error(text: str, kind: str) -> Non
     assert isinstance(found, HostLocations)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(["SwitchName=", "a", "b", " Nodes=", "n[1-2]", " Switches=", "\n", "#", "BlockName=", "\\\n"])
