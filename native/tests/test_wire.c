@@ -74,10 +74,12 @@ static struct dq_message message_make(uint8_t type, uint64_t *seed)
 		m.slot = (uint16_t)prng_next(seed);
 		m.status = (int32_t)prng_next(seed);
 		m.serial = prng_next(seed);
+		m.length = prng_next(seed);
 		break;
 	case DQ_MSG_CANCEL:
 		m.slot = (uint16_t)prng_next(seed);
 		m.serial = prng_next(seed);
+		m.length = prng_next(seed);
 		break;
 	case DQ_MSG_GRANT:
 		m.grant_serial = (uint32_t)prng_next(seed);
