@@ -13,7 +13,8 @@
  *   their path. On a flow, send() matches recv() by tag; put() writes into memory that the peer exported, and notifies it.
  *
  * Rules
- *   - No call blocks but dqplb_open(), the dqplb_mem_*() calls (one round trip to the daemon), and dqplb_wait*().
+ *   - No call blocks but dqplb_open(), the dqplb_mem_*() calls and dqplb_device_query() (one round trip to the daemon),
+ *     dqplb_wait*(), and dqplb_close() (a second at most).
  *   - An operation gives a request; dqplb_test() or dqplb_wait() says when it is done and frees it. A buffer belongs to the
  *     daemon from the call until then. Requests of a closed flow or freed memory complete with DQPLB_ERR_CANCELED.
  *   - DQPLB_ERR_AGAIN from an operation means "no room now": call test/wait on something, then try again.
@@ -82,7 +83,7 @@ typedef struct dqplb_options {
 	size_t size;
 	const char *socket;          /* daemon's client socket; NULL: $DQPLB_SOCKET, else /run/dqplbd/client.sock */
 	const char *name;            /* shown by `dqplb clients`; NULL: the program's name */
-	uint32_t ring_entries;       /* operations that may be outstanding at a time, power of two 64..65536; 0: 4096 */
+	uint32_t ring_entries;       /* requests that may exist at a time, and 16 kept for closing; power of two 64..65536; 0: 4096 */
 	uint32_t spin_us;            /* busy-wait this long in dqplb_wait() before sleeping; 0: chosen from the CPUs there are */
 } dqplb_options;
 

@@ -69,7 +69,6 @@ void dq_shim_die(dqplb_context *ctx, int status, const char *fmt, ...)
 	vsnprintf(ctx->dead_text, sizeof ctx->dead_text, fmt, ap);
 	va_end(ap);
 	atomic_store(&ctx->dead, status);
-	ctx->completed++; /* dqplb_wait_any() returns */
 	if (ctx->control)
 		dq_shim_wake_sleepers(ctx);
 }

@@ -27,7 +27,7 @@
 
 enum dq_request_type {
 	DQ_REQ_ATTACH = 1,      /* arg0 = oldest layout version known, arg1 = newest, arg2 = ring entries, arg3 = pid; name */
-	DQ_REQ_DEVICES = 2,     /* reply: struct dq_device_info[], count in arg0 */
+	DQ_REQ_DEVICES = 2,     /* reply: followed in the same message by struct dq_device_info[], count in arg0 */
 	DQ_REQ_MEM_ALLOC = 3,   /* arg0 = bytes, arg1 = 1 for staging; reply arg0 = mem id, arg1 = bytes mapped; fd: the memfd */
 	DQ_REQ_MEM_DMABUF = 4,  /* arg0 = bytes, arg1 = offset; fd: dma-buf; reply arg0 = mem id */
 	DQ_REQ_MEM_FREE = 5     /* arg0 = mem id */
@@ -107,7 +107,8 @@ struct dq_control {
 	uint32_t reserved;
 	_Alignas(64) _Atomic uint32_t engine_asleep;  /* written by the engine: 1 = write to the eventfd after submitting */
 	_Alignas(64) _Atomic uint32_t client_waiting; /* written by the client: 1 = futex wake wanted after completions */
-	_Atomic uint32_t wake;                        /* futex word, incremented by the engine before it wakes */
+	_Atomic uint32_t wake;                        /* futex word, incremented by the engine before it wakes all who sleep on
+						       * it; also by client threads that wake each other */
 	_Alignas(64) _Atomic uint32_t closed;         /* written by the engine: this client was cut off (enum dq_status, negated) */
 	char closed_text[124];                        /* why */
 };
@@ -135,7 +136,9 @@ enum dq_op {
 	DQ_OP_NOTIFY = 4,   /* flow; completes with a put of the peer */
 	DQ_OP_EXPORT = 5,   /* flow, mem, offset, bytes */
 	DQ_OP_UNEXPORT = 6, /* flow, region */
-	DQ_OP_LISTEN = 7,   /* flow = listener id chosen by the client; tag, remote_offset = nonce (two little-endian halves); mem = device */
+	DQ_OP_LISTEN = 7,   /* flow = listener id chosen by the client; tag, remote_offset = nonce (two little-endian halves); mem = device.
+			     * The handle is out before this is taken: whoever finds no such listener looks into that client's
+			     * ring before refusing */
 	DQ_OP_UNLISTEN = 8, /* flow = listener id */
 	DQ_OP_ACCEPT = 9,   /* flow = listener id */
 	DQ_OP_CONNECT = 10, /* mem = device; the next two entries are the 128 bytes of the handle */

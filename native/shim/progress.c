@@ -223,12 +223,10 @@ void dq_shim_progress(dqplb_context *ctx, const struct dq_shim_request *want)
 		ctx->copy_head = r->next;
 		if (!ctx->copy_head)
 			ctx->copy_tail = NULL;
-		ctx->copiers++;
 		pthread_mutex_unlock(&ctx->lock);
 		/* Ordered as well: it is as fast as memcpy, since both wait for memory (docs/shim-api.md, "Staged memory"). */
 		dq_copy_ordered(r->copy_to, dq_staging_address(&r->piece), r->result.bytes);
 		pthread_mutex_lock(&ctx->lock);
-		ctx->copiers--;
 		dq_staging_give(ctx, &r->piece);
 		finish(ctx, r);
 		pthread_cond_broadcast(&ctx->copied);

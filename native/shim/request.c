@@ -287,13 +287,14 @@ int dqplb_wait_any(dqplb_context *ctx, int timeout_ms)
 	seen = ctx->wait_any_seen;
 	for (;;) {
 		dq_shim_progress(ctx, NULL);
+		dq_shim_liveness(ctx, false);
+		if (ctx->dead) {
+			status = dq_shim_dead(ctx);
+			break;
+		}
 		if (ctx->completed != seen) {
 			ctx->wait_any_seen = ctx->completed;
 			status = DQPLB_OK;
-			break;
-		}
-		if (ctx->dead) {
-			status = dq_shim_dead(ctx);
 			break;
 		}
 		uint64_t now = dq_shim_now();
@@ -302,9 +303,6 @@ int dqplb_wait_any(dqplb_context *ctx, int timeout_ms)
 			spin_until = now + ctx->spin_ns;
 		}
 		if (now >= deadline) {
-			dq_shim_liveness(ctx, false);
-			if (ctx->dead)
-				continue;
 			status = dq_shim_fail(DQPLB_ERR_TIMEOUT, "dqplb_wait_any: no request completed within %d ms", timeout_ms);
 			break;
 		}

@@ -135,8 +135,7 @@ struct dqplb_context {
 	struct dq_shim_request **slabs;
 	uint32_t slab_count;
 	struct dq_shim_request *copy_head, *copy_tail;
-	uint32_t copiers;               /* threads that copy without the lock */
-	pthread_cond_t copied;
+	pthread_cond_t copied;          /* a copy without the lock ended, or the first staging chunk is there */
 	uint32_t sleepers;              /* threads that sleep on control->wake */
 	bool woke_needed;               /* something completed: sleepers must look */
 	uint64_t completed;             /* requests done, ever */
@@ -153,6 +152,7 @@ struct dqplb_context {
 
 	struct dq_shim_chunk *chunks;   /* staging, see staging.h */
 	uint64_t next_trim;
+	bool preparing;                 /* a thread gets the first one */
 	bool growing;                   /* an answer about a new chunk is awaited */
 	int grow_status;                /* of the last answer */
 	uint64_t grow_bytes;            /* asked for, last time */

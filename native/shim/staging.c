@@ -56,20 +56,15 @@ void dq_staging_answer(dqplb_context *ctx, uint64_t bytes, struct dq_shim_answer
 		 (unsigned long long)answer->reply.arg1, strerror(errno));
 }
 
-int dq_staging_prepare(dqplb_context *ctx)
+/* preparing is set: nobody else asks for the first chunk. */
+static int first_chunk(dqplb_context *ctx)
 {
 	int status = DQPLB_OK;
 
 	for (uint64_t bytes = DQ_SHIM_STAGING_BYTES; bytes >= SMALL_BYTES; bytes /= 8) {
 		struct dq_client_request request = chunk_request(bytes);
 		struct dq_shim_answer answer;
-		bool have;
 
-		pthread_mutex_lock(&ctx->lock);
-		have = ctx->chunks != NULL;
-		pthread_mutex_unlock(&ctx->lock);
-		if (have)
-			return DQPLB_OK;
 		status = dq_shim_call(ctx, &request, -1, &answer);
 		if (status == DQPLB_ERR_NOMEM)
 			continue; /* perhaps the quota has room for a smaller one */
@@ -84,6 +79,25 @@ int dq_staging_prepare(dqplb_context *ctx)
 		dq_shim_answer_close(&answer);
 		return status;
 	}
+	return status;
+}
+
+int dq_staging_prepare(dqplb_context *ctx)
+{
+	int status = DQPLB_OK;
+
+	pthread_mutex_lock(&ctx->lock);
+	while (ctx->preparing)
+		pthread_cond_wait(&ctx->copied, &ctx->lock);
+	if (!ctx->chunks) {
+		ctx->preparing = true;
+		pthread_mutex_unlock(&ctx->lock);
+		status = first_chunk(ctx);
+		pthread_mutex_lock(&ctx->lock);
+		ctx->preparing = false;
+		pthread_cond_broadcast(&ctx->copied);
+	}
+	pthread_mutex_unlock(&ctx->lock);
 	return status;
 }
 
@@ -124,7 +138,7 @@ int dq_staging_take(dqplb_context *ctx, uint64_t bytes, struct dq_shim_piece *pi
 		}
 		later |= chunk->bytes >= bytes;
 	}
-	if (!ctx->growing && ctx->grow_status == DQPLB_ERR_NOMEM && ctx->grow_bytes <= DQ_MAX(bytes, SMALL_BYTES) &&
+	if (!ctx->growing && ctx->grow_status != DQPLB_OK && ctx->grow_bytes <= DQ_MAX(bytes, SMALL_BYTES) &&
 	    dq_shim_now_coarse() < ctx->grow_retry) {
 		if (!later)
 			return dq_shim_fail(DQPLB_ERR_NOMEM,
