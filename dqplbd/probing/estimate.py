@@ -214,7 +214,8 @@ class PathEstimator:
         :param result: how it ended.  ``ok`` with an RTT that is not positive counts as ``invalid``.
         :param time_ns: when it was posted; may be before earlier calls', as a loss is known late.
         :param rtt_ns: its RTT, for ``ok``.
-        :returns: the window that this sample came too late for, if it closed one.
+        :returns: the window that closed, if one did: the one that this sample came too late for, or the very first one,
+            which it completed.
         """
         closed = self.advance(time_ns)
         if not self._opened_any:

@@ -86,6 +86,13 @@ def test_the_first_measurement_is_pushed_even_where_it_was_guessed_right() -> No
     assert change.new.adapt
 
 
+def test_without_adaptation_the_first_measurement_is_pushed_as_well() -> None:
+    table: ProfileTable[int] = ProfileTable(policy("profiles: {adapt: false}"))
+    table.update(1, path(None))
+    assert table.update(1, path(240_000)) is not None
+    assert table.profile(1).rtt_by is Limiter.MEASURED
+
+
 def test_reload_pushes_every_difference(table: ProfileTable[int]) -> None:
     table.update(2, path(8_000, PathClass.RACK))
     assert table.reload(policy()) == []
