@@ -175,29 +175,63 @@ void dq_qps_init(struct dq_qps *q, uint32_t n, uint32_t limit)
 	q->n = DQ_MIN(n, DQ_MAX_QPS);
 	q->active = q->n;
 	q->limit = limit;
+	memset(q->usable, 1, q->n);
+}
+
+/*
+ * Order of the QPs: outstanding bytes, then the distance from the cursor; both in one number, the key, so that a minimum
+ * needs no branch. Branches on these values would be as good as random, and mispredicted ones cost more than the scan.
+ */
+_Static_assert((DQ_MAX_QPS & (DQ_MAX_QPS - 1)) == 0, "a key is bytes * DQ_MAX_QPS + distance");
+
+static inline uint64_t least_key(const struct dq_qps *q, uint32_t from, uint32_t to, uint64_t distance, uint64_t least)
+{
+	for (uint32_t i = from; i < to; i++, distance++) {
+		uint64_t key = q->bytes[i] * DQ_MAX_QPS + distance;
+
+		least = key < least ? key : least;
+	}
+	return least;
+}
+
+static inline uint32_t key_qp(uint64_t key, uint32_t cursor, uint32_t n)
+{
+	uint32_t qp = (uint32_t)(key & (DQ_MAX_QPS - 1)) + cursor;
+
+	return qp < n ? qp : qp - n;
+}
+
+static inline bool qp_open(const struct dq_qps *q, uint32_t i)
+{
+	return q->usable[i] && q->segments[i] < q->limit;
 }
 
 uint32_t dq_qps_pick(struct dq_qps *q)
 {
 	uint32_t n = DQ_MIN(q->active, q->n);
 	uint32_t cursor = q->cursor < n ? q->cursor : 0;
-	uint32_t best = DQ_NONE;
-	uint64_t best_bytes = UINT64_MAX;
+	uint64_t least;
+	uint32_t best;
 
-	for (uint32_t i = cursor; i < n; i++) {
-		if (q->bytes[i] < best_bytes && q->usable[i] && q->segments[i] < q->limit) {
-			best = i;
-			best_bytes = q->bytes[i];
+	if (DQ_UNLIKELY(n == 0))
+		return DQ_NONE;
+	/* First without a look at who is open: most often all are, or the one with the fewest bytes is. */
+	least = least_key(q, cursor, n, 0, UINT64_MAX);
+	least = least_key(q, 0, cursor, n - cursor, least);
+	best = key_qp(least, cursor, n);
+	if (DQ_UNLIKELY(!qp_open(q, best))) {
+		least = UINT64_MAX;
+		for (uint32_t distance = 0; distance < n; distance++) {
+			uint32_t i = key_qp(distance, cursor, n);
+
+			if (qp_open(q, i))
+				least = DQ_MIN(least, q->bytes[i] * DQ_MAX_QPS + distance);
 		}
+		if (least == UINT64_MAX)
+			return DQ_NONE;
+		best = key_qp(least, cursor, n);
 	}
-	for (uint32_t i = 0; i < cursor; i++) {
-		if (q->bytes[i] < best_bytes && q->usable[i] && q->segments[i] < q->limit) {
-			best = i;
-			best_bytes = q->bytes[i];
-		}
-	}
-	if (best != DQ_NONE)
-		q->cursor = best + 1;
+	q->cursor = best + 1;
 	return best;
 }
 

@@ -81,7 +81,7 @@ struct dq_qps {
 	uint8_t usable[DQ_MAX_QPS];
 };
 
-/* n is cut to DQ_MAX_QPS. All QPs start unused, active and not usable: the caller marks those that are connected. */
+/* n is cut to DQ_MAX_QPS. All QPs start empty, active and usable: the caller clears usable[i] of one that failed. */
 void dq_qps_init(struct dq_qps *q, uint32_t n, uint32_t limit);
 /* The usable QP with the fewest outstanding bytes and room for a segment (ties: round robin), or DQ_NONE. */
 uint32_t dq_qps_pick(struct dq_qps *q);
