@@ -130,7 +130,7 @@ class Paths:
     """All paths of this host.
 
     :param devices: the open ones.
-    :param on_mismatch: called with a path whose labels and RTT began to disagree.
+    :param on_rtt: told class and RTT of each good probe.
     """
 
     def __init__(
@@ -142,12 +142,14 @@ class Paths:
         locations: HostLocations,
         probers: Mapping[int, "DeviceProber[Path]"],
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        on_rtt: Callable[[PathClass, int], object] = lambda path_class, rtt_ns: None,
     ) -> None:
         self._engine = engine
         self.devices = [device for device in devices if device.number is not None]
         self.own_epoch = own_epoch
         self.probers = probers
         self._clock_ns = clock_ns
+        self._on_rtt = on_rtt
         self._paths: dict[PathKey, Path] = {}
         self._by_host: dict[str, list[Path]] = {}
         self._by_number: dict[int, Path] = {}
@@ -417,6 +419,7 @@ class Paths:
                 if sample.result is ProbeResult.OK:
                     path.prober_delays.append(max(sample.prober_delay_ns, 0))
                     path.responder_delays.append(max(sample.responder_delay_ns, 0))
+                    self._on_rtt(path.path_class, sample.rtt_ns)
                 window = path.estimator.add(RESULTS[sample.result], sample.time_ns, sample.rtt_ns)
                 if window is not None and window.complete and window.rtt_min_ns is not None:
                     self._window(path, window.rtt_min_ns)

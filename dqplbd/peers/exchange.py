@@ -250,7 +250,7 @@ class VcBroker:
                 self._fail(
                     host, need, Status.UNREACHABLE, f"{host_id} has no device on the rail of device {need.device}"
                 )
-            elif self._connecting(path):
+            elif self.connecting(path):
                 need.path = path
             elif path not in wanted:
                 wanted.append(path)
@@ -263,7 +263,7 @@ class VcBroker:
             await self._exchange(host_id, host, wanted)
         for need in needs:
             path = self._paths.get(need.device, host_id)
-            if path is not None and self._connecting(path):
+            if path is not None and self.connecting(path):
                 need.path = path
             elif path is not None and any(vc.up and vc.path is path for vc in self._vcs.values()):
                 host.needs.pop(need.number, None)  # it came up while this was under way
@@ -281,7 +281,8 @@ class VcBroker:
             raise _NeedFailed(_STATUS_OF_REFUSAL.get(error.code, Status.UNREACHABLE), error.text) from None
         return peer.epoch or 0
 
-    def _connecting(self, path: Path) -> bool:
+    def connecting(self, path: Path) -> bool:
+        """Whether a VC of a path is being connected."""
         return any(vc.connecting and vc.path is path for vc in self._vcs.values())
 
     def _any(self, path: Path) -> bool:
@@ -360,7 +361,7 @@ class VcBroker:
             if peer is None or peer.hello is None:
                 raise _NeedFailed(Status.UNREACHABLE, f"{host_id} is no peer any more")
             # Whether by the other side's exchange or by a restart of it: the paths may be others by now.
-            wanted = [path for path in wanted if path in self._paths.of_host(host_id) and not self._connecting(path)]
+            wanted = [path for path in wanted if path in self._paths.of_host(host_id) and not self.connecting(path)]
             if not wanted:
                 return
             try:
@@ -450,7 +451,7 @@ class VcBroker:
                     self._close(vc, Status.CANCELED, "not used")
         if problems:
             log.warning("VCs to %s: %s", host_id, "; ".join(problems), extra=fields(peer=host_id, attempt=attempt))
-        if not any(self._connecting(path) or self._any(path) for path in wanted):
+        if not any(self.connecting(path) or self._any(path) for path in wanted):
             raise _NeedFailed(Status.UNREACHABLE, "; ".join(problems) or f"{host_id} answered for none of the rails")
 
     def _take_reply(self, reply: VcReply, prepared: dict[int, tuple[_Vc, Limits]]) -> str:
