@@ -306,6 +306,22 @@ def _segment(base: int, low: int, high: int, agreed: int | None) -> tuple[int, L
     return segment, by
 
 
+# Looking a member up in an enum costs more than most steps of the rule; so it is done once.
+_BDP: Final = Limiter.BDP
+_CLASS: Final = Limiter.CLASS
+_DEPTH: Final = Limiter.DEPTH
+_LOCAL: Final = Limiter.LOCAL
+_MEASURED: Final = Limiter.MEASURED
+_MINIMUM: Final = Limiter.MINIMUM
+_NEGOTIATED: Final = Limiter.NEGOTIATED
+_PATH: Final = Limiter.PATH
+_PEER: Final = Limiter.PEER
+_PINNED: Final = Limiter.PINNED
+_QP: Final = Limiter.QP
+_UNMEASURED: Final = Limiter.UNMEASURED
+_WINDOW: Final = Limiter.WINDOW
+
+
 def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
     """The profile of a path, by the rule of this module.
 
@@ -322,17 +338,17 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         pin = policy.pin_for(path_class, host_id)
 
     if rtt is None:
-        measured, rtt, rtt_by = False, klass.rtt_ns, Limiter.UNMEASURED
+        measured, rtt, rtt_by = False, klass.rtt_ns, _UNMEASURED
     else:
-        measured, rtt_by = True, Limiter.MEASURED
-    rate, rate_by = local, Limiter.LOCAL
+        measured, rtt_by = True, _MEASURED
+    rate, rate_by = local, _LOCAL
     if peer is not None and peer < rate:
-        rate, rate_by = peer, Limiter.PEER
+        rate, rate_by = peer, _PEER
     cap = klass.rate_cap_bps
     if cap is not None and cap < rate:
-        rate, rate_by = cap, Limiter.CLASS
+        rate, rate_by = cap, _CLASS
     if path_rate is not None and path_rate < rate:
-        rate, rate_by = path_rate, Limiter.PATH
+        rate, rate_by = path_rate, _PATH
     rate = rate * mtu // (mtu + header) or 1
     bdp = -(-rate * rtt // _BITS_NS)
 
@@ -347,26 +363,26 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
             base = high if base > high else base
         segment, segment_by = _segment(base, policy.segment_min_bytes, policy.segment_max_bytes, max_segment)
         if window is not None and segment > window:  # a small pinned window holds at least one segment
-            segment, segment_by = max(1 << window.bit_length() - 1, _SEGMENT_ALIGN), Limiter.PINNED
+            segment, segment_by = max(1 << window.bit_length() - 1, _SEGMENT_ALIGN), _PINNED
     else:
-        segment_by = Limiter.PINNED
+        segment_by = _PINNED
         if max_segment is not None and segment > max_segment:
             segment, segment_by = (
                 max(max_segment // _SEGMENT_ALIGN * _SEGMENT_ALIGN, _SEGMENT_ALIGN),
-                Limiter.NEGOTIATED,
+                _NEGOTIATED,
             )
 
     if window is None:
         window = target // segment * segment + segment
-        limited_by = Limiter.BDP if measured else Limiter.UNMEASURED
+        limited_by = _BDP if measured else _UNMEASURED
         if window < low:
-            window, limited_by = -(-low // segment) * segment, Limiter.MINIMUM
+            window, limited_by = -(-low // segment) * segment, _MINIMUM
         if window > high:
             window, limited_by = high // segment * segment, klass.window_max_by
             if window < segment:  # never under one segment
-                window, limited_by = segment, Limiter.MINIMUM
+                window, limited_by = segment, _MINIMUM
     else:
-        limited_by = Limiter.PINNED
+        limited_by = _PINNED
         if window < segment:  # both pinned, or the segment only: the larger wins, as nothing could be sent otherwise
             window = segment
 
@@ -376,22 +392,22 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         budget = policy.qp_budget // active if active > 1 else policy.qp_budget
         qps, qps_by = _queue_pairs(rate, policy.per_qp_rate_bps, klass.entropy_target, budget, agreed_qps, nics)
     elif qps > agreed_qps:
-        qps, qps_by = agreed_qps, Limiter.NEGOTIATED
+        qps, qps_by = agreed_qps, _NEGOTIATED
     else:
-        qps_by = Limiter.PINNED
+        qps_by = _PINNED
 
     if depth is None:
         depth = policy.queue_depth
     outstanding = pin[3]
     if outstanding is None:
-        outstanding, outstanding_by = -(-window // (segment * qps)), Limiter.WINDOW
+        outstanding, outstanding_by = -(-window // (segment * qps)), _WINDOW
     else:
-        outstanding_by = Limiter.PINNED
+        outstanding_by = _PINNED
     if outstanding > depth:
-        outstanding, outstanding_by = depth, Limiter.DEPTH
+        outstanding, outstanding_by = depth, _DEPTH
     most = qps * outstanding * segment
     if most < window:
-        window, limited_by = most, Limiter.QP
+        window, limited_by = most, _QP
 
     floor = low if low > segment else segment
     if floor > window:
@@ -399,7 +415,7 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
     adapt = pin[4]
     if adapt is None:
         adapt = policy.adapt if policy.adapt != "auto" else pin[2] is None
-    return Profile(
+    numbers = (
         path_class,
         rtt,
         rate,
@@ -417,6 +433,7 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         qps_by,
         outstanding_by,
     )
+    return tuple.__new__(Profile, numbers)
 
 
 class Limit(NamedTuple):
