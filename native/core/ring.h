@@ -103,4 +103,17 @@ static inline void dq_ring_consume(struct dq_ring *r, uint32_t n)
 	atomic_store_explicit(&r->shared->head, r->mine, memory_order_release);
 }
 
+/* Between publishing and looking at the other side's "asleep" flag, and between setting that flag and the last look at the
+ * ring: the one order that acquire and release do not give. */
+static inline void dq_ring_fence(void)
+{
+#ifdef __SANITIZE_THREAD__
+	/* That sanitizer refuses fences; a locked exchange orders as much on the machines where it runs. */
+	static _Atomic int order;
+	atomic_exchange_explicit(&order, 1, memory_order_seq_cst);
+#else
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
 #endif

@@ -40,7 +40,7 @@ void eng_client_fail_request(struct dq_engine *e, struct eng_client *c, uint64_t
 
 static void wake(struct eng_client *c)
 {
-	atomic_thread_fence(memory_order_seq_cst); /* against the shim's fence between its flag and its last look at the ring */
+	dq_ring_fence(); /* against the shim's fence between its flag and its last look at the ring */
 	if (!atomic_exchange_explicit(&c->control->client_waiting, 0, memory_order_relaxed))
 		return;
 	atomic_fetch_add_explicit(&c->control->wake, 1, memory_order_release);

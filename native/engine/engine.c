@@ -222,7 +222,7 @@ static void rest(struct dq_engine *e, uint64_t due_ns)
 	if (until <= e->now_ns)
 		return;
 	eng_client_asleep(e, true);
-	atomic_thread_fence(memory_order_seq_cst); /* against the shim's fence between submitting and looking at the flag */
+	dq_ring_fence(); /* against the shim's fence between submitting and looking at the flag */
 	if (!eng_client_pending(e)) {
 		bool armed = true;
 		for (uint32_t i = 0; i < e->device_count; i++)

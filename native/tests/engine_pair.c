@@ -139,7 +139,7 @@ void client_detach(struct client *c)
 void client_wake_engine(struct client *c)
 {
 	uint64_t one = 1;
-	atomic_thread_fence(memory_order_seq_cst);
+	dq_ring_fence();
 	if (atomic_load(&c->control->engine_asleep) && write(c->eventfd, &one, sizeof one) < 0)
 		assert_int_equal(errno, EAGAIN);
 }
