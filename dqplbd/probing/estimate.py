@@ -294,6 +294,11 @@ class PathEstimator:
         """A reading of the path's counter of delivered bytes."""
         self._goodput.add(time_ns, total_bytes)
 
+    @property
+    def goodput_bps(self) -> int | None:
+        """Highest goodput of the last windows that carried data; None while none did."""
+        return self._goodput.goodput_bps
+
     def reset(self) -> None:
         """Forget the round trips, for a path that is known to have changed; warm-up is not repeated."""
         self._closed.clear()

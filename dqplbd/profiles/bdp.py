@@ -3,8 +3,11 @@
 
 For a path with round trip time *RTT* and a gain *g* (1.25 by default):
 
-1. ``rate = min(local device, peer's device, class cap, path) * mtu / (mtu + header)``: what payload can get through;
-   the last factor is 98.0 % for RoCEv2 at 4096 bytes a packet, 92.6 % at 1024.
+1. ``rate = min(local device, peer's device, path) * mtu / (mtu + header)``: what payload can get through; the last
+   factor is 98.0 % for RoCEv2 at 4096 bytes a packet, 92.6 % at 1024.  A goodput that was seen to be higher goes before
+   it: link rates of software devices are guesses, and what got through can get through.  Since a window of ``g * BDP``
+   lets a little more through than the rate it was made for, a rate guessed too low rises until the path is full.
+   The cap of the class, if there is one, holds in any case.
 2. ``BDP = rate * RTT``: bytes under way when the path is just full.
 3. Segment ``S``: the power of two nearest to ``sqrt(g * BDP * 32 KiB)``, within the configured limits.  What a
    segment costs is paid W/S times; burst, granularity of the window and tail latency grow with S; the sum of a term in
@@ -73,6 +76,7 @@ class Limiter(StrEnum):
     LOCAL = "local"  # rate: this host's device
     PEER = "peer"  # rate: the peer's device
     CLASS = "class"  # rate: the cap of the class
+    GOODPUT = "goodput"  # rate: what was seen to get through
     PATH = "path"  # rate: the path itself, measured by a burst or emulated
     WINDOW = "window"  # segment, outstanding: follow from the window
     RATE = "rate"  # queue pairs: rate over the rate of one
@@ -98,6 +102,7 @@ class PathInputs(NamedTuple):
     :ivar max_qps: data queue pairs agreed with the peer; None before that.
     :ivar queue_depth: segments a queue pair can hold, agreed with the peer; None before that.
     :ivar max_segment_bytes: segment size agreed with the peer; None before that.
+    :ivar goodput_bps: highest payload rate that the path was seen to carry lately; None when it carried nothing.
     """
 
     path_class: PathClass
@@ -113,6 +118,7 @@ class PathInputs(NamedTuple):
     max_qps: int | None = None
     queue_depth: int | None = None
     max_segment_bytes: int | None = None
+    goodput_bps: int | None = None
 
 
 class Pin(NamedTuple):
@@ -310,6 +316,7 @@ def _segment(base: int, low: int, high: int, agreed: int | None) -> tuple[int, L
 _BDP: Final = Limiter.BDP
 _CLASS: Final = Limiter.CLASS
 _DEPTH: Final = Limiter.DEPTH
+_GOODPUT: Final = Limiter.GOODPUT
 _LOCAL: Final = Limiter.LOCAL
 _MEASURED: Final = Limiter.MEASURED
 _MINIMUM: Final = Limiter.MINIMUM
@@ -331,7 +338,22 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         qps * outstanding_per_qp * segment_bytes`` whatever is pinned; every number that is not pinned within the
         policy's limits, except that a window is never under one segment.
     """
-    (path_class, rtt, local, peer, mtu, header, path_rate, host_id, active, nics, max_qps, depth, max_segment) = inputs
+    (
+        path_class,
+        rtt,
+        local,
+        peer,
+        mtu,
+        header,
+        path_rate,
+        host_id,
+        active,
+        nics,
+        max_qps,
+        depth,
+        max_segment,
+        goodput,
+    ) = inputs
     klass = policy.classes[path_class]
     pin = klass.pin
     if policy.peers:
@@ -344,12 +366,16 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
     rate, rate_by = local, _LOCAL
     if peer is not None and peer < rate:
         rate, rate_by = peer, _PEER
-    cap = klass.rate_cap_bps
-    if cap is not None and cap < rate:
-        rate, rate_by = cap, _CLASS
     if path_rate is not None and path_rate < rate:
         rate, rate_by = path_rate, _PATH
     rate = rate * mtu // (mtu + header) or 1
+    if goodput is not None and goodput > rate:
+        rate, rate_by = goodput, _GOODPUT
+    cap = klass.rate_cap_bps
+    if cap is not None:
+        cap = cap * mtu // (mtu + header) or 1
+        if cap < rate:
+            rate, rate_by = cap, _CLASS
     bdp = -(-rate * rtt // _BITS_NS)
 
     low, high = policy.window_min_bytes, klass.window_max_bytes
@@ -486,17 +512,15 @@ def explain_profile(inputs: PathInputs, policy: ProfilePolicy) -> Explanation:
     rates = [f"local {format_rate(inputs.local_rate_bps)}"]
     if inputs.peer_rate_bps is not None:
         rates.append(f"peer {format_rate(inputs.peer_rate_bps)}")
-    if klass.rate_cap_bps is not None:
-        rates.append(f"class {format_rate(klass.rate_cap_bps)}")
     if inputs.path_rate_bps is not None:
         rates.append(f"path {format_rate(inputs.path_rate_bps)}")
-    wire = inputs.mtu_bytes + inputs.header_bytes
-    add(
-        "rate_bps",
-        format_rate(profile.rate_bps),
-        f"min({', '.join(rates)}) x {inputs.mtu_bytes}/{wire}",
-        profile.rate_by,
-    )
+    wire = f"{inputs.mtu_bytes}/{inputs.mtu_bytes + inputs.header_bytes}"
+    rate_text = f"min({', '.join(rates)}) x {wire}"
+    if profile.rate_by is Limiter.GOODPUT:
+        rate_text = f"{format_rate(profile.rate_bps)} were seen to get through, more than {rate_text}"
+    elif profile.rate_by is Limiter.CLASS:
+        rate_text += f", at most the class's {format_rate(klass.rate_cap_bps or 0)} x {wire}"
+    add("rate_bps", format_rate(profile.rate_bps), rate_text, profile.rate_by)
     add(
         "bdp_bytes",
         format_bytes(profile.bdp_bytes),

@@ -77,11 +77,27 @@ def test_the_rate_is_what_payload_can_get(mtu: int, percent: float) -> None:
         ({"peer_rate_bps": 100 * GBIT}, "", Limiter.PEER, 100),
         ({"path_rate_bps": GBIT, "peer_rate_bps": 100 * GBIT}, "", Limiter.PATH, 1),
         ({}, "profiles: {class_rate_cap_bps: {zone: 140Gbit/s}}", Limiter.CLASS, 140),
+        ({"goodput_bps": 399 * GBIT}, "", Limiter.LOCAL, 400),
+        ({"goodput_bps": 401 * GBIT}, "", Limiter.GOODPUT, 401),
+        ({"goodput_bps": 2 * GBIT, "path_rate_bps": GBIT}, "", Limiter.GOODPUT, 2),
+        ({"goodput_bps": 500 * GBIT}, "profiles: {class_rate_cap_bps: {zone: 450Gbit/s}}", Limiter.CLASS, 450),
     ],
 )
 def test_the_slowest_part_gives_the_rate(more: dict[str, Any], text: str, by: Limiter, gbit: int) -> None:
     profile = compute_profile(path(header_bytes=0, **more), policy(text))
     assert (profile.rate_bps, profile.rate_by) == (gbit * GBIT, by)
+
+
+def test_a_rate_guessed_too_low_rises_until_the_path_is_full() -> None:
+    true_rate, rtt_ns, goodput = 40 * GBIT, 100 * US, None
+    rates = []
+    for _ in range(20):
+        profile = compute_profile(path("zone", 100, 10, goodput_bps=goodput), DEFAULT)
+        goodput = min(true_rate, profile.window_bytes * 8 * 10**9 // rtt_ns)
+        rates.append(profile.rate_bps)
+    assert rates == sorted(rates)
+    assert rates[0] < 10 * GBIT
+    assert rates[-1] == true_rate
 
 
 def test_a_short_slow_path_gets_the_minimum() -> None:
@@ -189,6 +205,7 @@ INPUTS = st.builds(
     st.none() | st.integers(1, 128),
     st.none() | st.integers(1, 4096),
     st.none() | st.integers(64 * KIB, 16 * MIB),
+    st.none() | st.integers(1, 10**13),
 )
 POWERS = st.integers(12, 24).map(lambda e: 1 << e)
 
@@ -271,6 +288,8 @@ def test_the_explanation_says_what_bounds_the_throughput() -> None:
     assert free.summary.startswith("rate bound")
     assert "min(local 400Gbit/s, peer 200Gbit/s) x 4096/4178" in free.why["rate_bps"].formula
     assert free.why["window_bytes"].formula.startswith(f"1.25 x {format_bytes(free.profile.bdp_bytes)} + ")
+    seen = explain_profile(path("zone", 56, goodput_bps=500 * GBIT), DEFAULT).why["rate_bps"]
+    assert seen.formula == "500Gbit/s were seen to get through, more than min(local 400Gbit/s) x 4096/4178"
     assert "not measured" in explain_profile(path(rtt_us=None), DEFAULT).why["rtt_ns"].formula
     pinned = explain_profile(path(), policy("profiles: {classes: {zone: {qps: 3, window_bytes: 1MiB}}}"))
     assert [pinned.why[name].formula for name in ("qps", "window_bytes")] == ["set by hand"] * 2
