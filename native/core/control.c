@@ -74,11 +74,11 @@ uint64_t dq_control_queue(struct dq_control_channel *c, const struct dq_message 
 bool dq_control_ready(const struct dq_control_channel *c)
 {
 	uint32_t room = c->peer_posted - c->tx_packets;
-	if (c->sent < c->tail)
-		return room > 1;
-	/* Nothing to say: only return credits or acknowledge, and not so often that two idle ends keep each other awake. */
-	return room > 0 && (c->posted - c->posted_told > c->credits / 2 ||
-			    c->handled - c->handled_told >= ACK_EVERY || c->ack_now);
+	/* The last credit is for the return of credits only: two ends that both used theirs otherwise would wait forever. */
+	if (c->posted - c->posted_told > c->credits / 2)
+		return room > 0;
+	/* Nothing to say: acknowledge, and not so often that two idle ends keep each other awake. */
+	return room > 1 && (c->sent < c->tail || c->handled - c->handled_told >= ACK_EVERY || c->ack_now);
 }
 
 static size_t message_bytes(const uint8_t *p)

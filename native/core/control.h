@@ -28,7 +28,7 @@ struct dq_control_channel {
 	uint32_t posted_told;
 	uint32_t peer_posted;      /* as the peer advertised */
 	uint32_t tx_packets;
-	bool ack_now;              /* the peer waits for this acknowledgement (EXPORT, UNEXPORT) */
+	bool ack_now;              /* the peer waits for this acknowledgement (EXPORT) */
 	uint64_t rx_packets;
 	uint64_t duplicates;
 };

@@ -8,14 +8,18 @@
 
 #include "core/vc_private.h"
 
+/* What peers can make us keep is bounded by a VC (slots, DQ_VC_MAX_IMPORTS); this is the room of all VCs of a thread. */
+#define MAX_OBJECTS (1u << 22)
+
 int dq_pools_init(struct dq_pools *p, uint32_t max_flows, uint32_t max_messages)
 {
 	int rc;
 	memset(p, 0, sizeof *p);
 	rc = dq_slab_init(&p->flows, sizeof(struct dq_flow), 256, max_flows);
-	rc = rc ? rc : dq_slab_init(&p->messages, sizeof(struct dq_msg), 256, max_messages);
-	rc = rc ? rc : dq_slab_init(&p->rtrs, sizeof(struct dq_rtr), 256, max_messages);
-	rc = rc ? rc : dq_slab_init(&p->regions, sizeof(struct dq_region), 64, max_messages);
+	p->max_messages = max_messages;
+	rc = rc ? rc : dq_slab_init(&p->messages, sizeof(struct dq_msg), 256, DQ_MIN(max_messages, MAX_OBJECTS) + MAX_OBJECTS);
+	rc = rc ? rc : dq_slab_init(&p->rtrs, sizeof(struct dq_rtr), 256, MAX_OBJECTS);
+	rc = rc ? rc : dq_slab_init(&p->regions, sizeof(struct dq_region), 64, MAX_OBJECTS);
 	if (rc)
 		dq_pools_fini(p);
 	return rc;
@@ -43,6 +47,8 @@ bool dq_vc_tell(struct dq_vc *vc, const struct dq_message *m, uint64_t *number)
 	uint64_t n = dq_control_queue(&vc->control, m);
 	if (number)
 		*number = n;
+	if (!n)
+		vc->lost = true;
 	return n != 0;
 }
 
@@ -76,7 +82,9 @@ int dq_vc_init(struct dq_vc *vc, const struct dq_vc_config *config, const struct
 {
 	int rc;
 	memset(vc, 0, sizeof *vc);
-	if (config->qps == 0 || config->qps > DQ_MAX_QPS || config->depth == 0 || profile->segment_bytes < DQ_MIN_SEGMENT_BYTES)
+	if (config->qps == 0 || config->qps > DQ_MAX_QPS || config->depth == 0 || config->depth > DQ_MAX_SEGMENTS ||
+	    config->segment_bytes < DQ_MIN_SEGMENT_BYTES || config->segment_bytes > DQ_MAX_SEGMENT_BYTES ||
+	    profile->segment_bytes < DQ_MIN_SEGMENT_BYTES)
 		return -EINVAL;
 	vc->config = *config;
 	vc->ops = ops;
@@ -161,6 +169,8 @@ int dq_vc_segment_done(struct dq_vc *vc, uint32_t id, uint64_t completion_ns, ui
 {
 	struct dq_vc_seg *s = dq_slab_at(&vc->segs, id);
 	uint32_t index;
+	if (vc->failed)
+		return 0;
 	if (!s)
 		return dq_vc_broken(vc, "completion of segment %u, which is not outstanding", id);
 	index = s->msg;
@@ -169,7 +179,7 @@ int dq_vc_segment_done(struct dq_vc *vc, uint32_t id, uint64_t completion_ns, ui
 	if (vc->window.delay_ns > vc->counters.delay_max_ns && vc->window.delay_ns != DQ_NEVER)
 		vc->counters.delay_max_ns = vc->window.delay_ns;
 	dq_slab_free(&vc->segs, id);
-	vc->last_heard_ns = vc->last_progress_ns = now_ns;
+	vc->last_progress_ns = now_ns; /* says that the peer's device lives, not that its daemon does */
 	vc->stalled = false;
 	dq_msg_at(vc, index)->seg_done++;
 	dq_msg_settle(vc, index, now_ns);
@@ -194,7 +204,7 @@ static int handle(void *user, const struct dq_message *m)
 			vc->grant_in = m->grant;
 			vc->grant_in_serial = m->grant_serial;
 		}
-		return dq_msg_on_rtr(vc, m, h->now_ns);
+		return dq_msg_on_rtr(vc, m);
 	case DQ_MSG_EXPORT: return dq_msg_on_export(vc, m);
 	case DQ_MSG_UNEXPORT: return dq_msg_on_unexport(vc, m, h->now_ns);
 	case DQ_MSG_PUT: return dq_msg_on_put(vc, m, h->now_ns);
@@ -221,6 +231,8 @@ int dq_vc_control_in(struct dq_vc *vc, const void *packet, size_t bytes, uint64_
 {
 	struct handling h = { vc, now_ns };
 	int rc;
+	if (vc->failed)
+		return 0;
 	vc->last_heard_ns = now_ns;
 	vc->counters.control_rx++;
 	rc = dq_control_unpack(&vc->control, packet, bytes, handle, &h);
@@ -233,10 +245,9 @@ int dq_vc_control_in(struct dq_vc *vc, const void *packet, size_t bytes, uint64_
 
 /* --- posting ---------------------------------------------------------------------------------------------------- */
 
-static void post(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint32_t qp, uint32_t bytes, uint64_t now_ns)
+static void post(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint32_t id, uint32_t qp, uint32_t bytes, uint64_t now_ns)
 {
 	struct dq_msg *m = dq_msg_at(vc, index);
-	uint32_t id = dq_slab_alloc(&vc->segs);
 	struct dq_vc_seg *s = dq_slab_at(&vc->segs, id);
 	uint64_t at = (uint64_t)m->seg_next * m->seg_bytes;
 	bool last = m->seg_next + 1 == m->seg_count;
@@ -276,7 +287,7 @@ static bool post_segments(struct dq_vc *vc, uint32_t budget, uint64_t now_ns)
 		struct dq_sched_flow *next = dq_sched_next(&vc->sched);
 		struct dq_flow *f;
 		struct dq_msg *m;
-		uint32_t qp, bytes;
+		uint32_t qp, bytes, id;
 		if (!next)
 			break;
 		f = (struct dq_flow *)((char *)next - offsetof(struct dq_flow, sched));
@@ -287,11 +298,12 @@ static bool post_segments(struct dq_vc *vc, uint32_t budget, uint64_t now_ns)
 			break;
 		}
 		qp = dq_qps_pick(&vc->qps);
-		if (qp == DQ_NONE) {
+		id = qp == DQ_NONE ? DQ_NONE : dq_slab_alloc(&vc->segs);
+		if (id == DQ_NONE) {
 			reason = 2;
 			break;
 		}
-		post(vc, f, f->ready.head, qp, bytes, now_ns);
+		post(vc, f, f->ready.head, id, qp, bytes, now_ns);
 		budget--;
 	}
 	vc->throttle_reason = reason;
@@ -306,7 +318,7 @@ bool dq_vc_run(struct dq_vc *vc, uint32_t budget, uint64_t now_ns)
 	if (vc->failed)
 		return false;
 	if (vc->slots[0].freed || vc->slots[1].freed)
-		dq_slot_serve(vc, now_ns);
+		dq_slot_serve(vc);
 	more = post_segments(vc, budget, now_ns);
 	/* A sender says when it begins to wait for the network and when it no longer does; single small messages say nothing. */
 	backlog = vc->backlog > 2ull * vc->window.profile.segment_bytes ? vc->backlog : 0;
@@ -330,6 +342,12 @@ int dq_vc_check(struct dq_vc *vc, uint64_t now_ns, bool *stalled)
 {
 	uint64_t since = DQ_MAX(vc->awaiting_since_ns, vc->last_heard_ns);
 	*stalled = false;
+	if (vc->failed)
+		return 0;
+	if (vc->lost) {
+		dq_vc_broken(vc, "no memory for a control message, or %u MiB of them wait for the peer", DQ_CONTROL_QUEUE_LIMIT >> 20);
+		return DQ_ERR_NOMEM;
+	}
 	if (vc->segs.used && !vc->stalled && vc->config.stall_ns && now_ns > vc->last_progress_ns + vc->config.stall_ns) {
 		vc->stalled = *stalled = true;
 		vc->counters.stalls++;

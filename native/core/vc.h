@@ -12,14 +12,21 @@
  *   the receiver's tracker collects segments: the receive is done when the bitmap is full;
  *   when the last segment completed, the sender is done and says DONE; the slot is free when the receiver has both.
  * A put is the same with the slot named by the sender: PUT explains it, the receiver says DONE when the notification was
- * taken by its client.
+ * taken by its client, and only that frees the slot.
+ * A message that is aborted half-way: the DONE of a send and the CANCEL of a put say how many bytes were written. All of
+ * them have completed, but the receiver may still have to see its completions: it keeps the slot until it has counted so
+ * many. So nothing depends on the order of completions between QPs.
  *
  * Closing a flow: an end first stops posting, waits for what is outstanding, then says FLOW_CLOSE: "I will never write
- * again on this flow". When an end has said and heard it, every slot and memory reference of the flow is released, and
- * nothing can touch that memory any more. So a client that dies hurts no QP.
+ * again on this flow". An end that heard it releases its exports and the receives that nobody began to fill; those that
+ * were begun follow as soon as all that was written is seen. When an end has said and heard it, and no slot of the flow is
+ * under way, the flow is gone. So a client that dies hurts no QP.
  *
  * Memory references: each operation holds its memory (an opaque 64-bit value of the owner) until mem_release; that may be
  * later than its completion.
+ *
+ * Callbacks must not call into the VC, with two exceptions: flow_incoming may accept, refuse or close its flow, and
+ * flow_opened may close its flow.
  */
 #ifndef DQ_CORE_VC_H
 #define DQ_CORE_VC_H
@@ -41,7 +48,9 @@ struct dq_pools {
 	struct dq_slab messages; /* struct dq_msg: outgoing and incoming, waiting notify requests */
 	struct dq_slab rtrs;     /* struct dq_rtr: announced by peers, not matched yet */
 	struct dq_slab regions;  /* struct dq_region: exported here, or by a peer */
+	uint32_t max_messages;   /* of clients here; peers' puts come on top of it */
 };
+/* max_messages: requests of clients that may be open at a time. What peers may add (RTRs, puts) has its own room. */
 int dq_pools_init(struct dq_pools *p, uint32_t max_flows, uint32_t max_messages);
 void dq_pools_fini(struct dq_pools *p);
 
@@ -187,19 +196,22 @@ struct dq_vc {
 	uint32_t *incoming_pages[256];  /* slot -> message: receives of this end, puts of the peer; pages made when used */
 	uint32_t *outgoing_pages[256];  /* slot -> message or RTR: puts of this end, receives of the peer */
 	struct dq_vc_client *clients;
+	struct dq_vc_client *serve_next[2]; /* whose turn it is for a shared slot */
 	struct dq_list flow_list;
 	uint32_t flow_count;
+	uint32_t imports;               /* regions that the peer exported to us */
 	uint32_t exporting_head, exporting_tail; /* exports waiting for the acknowledgement of their EXPORT */
 	uint64_t serial;
 	uint64_t backlog;               /* bytes ready to be posted */
 	uint64_t backlog_told;
 	uint64_t last_heard_ns;         /* anything from the peer */
 	uint64_t last_progress_ns;      /* of posted segments */
-	uint32_t awaiting;              /* answers the peer owes: CANCEL, UNEXPORT, FLOW_CLOSE */
+	uint32_t awaiting;              /* the peer owes: answers to CANCEL, UNEXPORT, FLOW_CLOSE; segments that it said were written */
 	uint64_t awaiting_since_ns;
 	uint64_t throttle_since_ns;
 	int throttle_reason;            /* -1 none */
 	bool stalled;
+	bool lost;                      /* no memory for a control message: cannot go on */
 	int failed;                     /* enum dq_status, 0 = alive */
 	char why[128];                  /* when failed: what broke */
 	struct dq_vc_counters counters;
@@ -210,9 +222,9 @@ int dq_vc_init(struct dq_vc *vc, const struct dq_vc_config *config, const struct
 	       uint32_t outstanding_per_qp, uint32_t active_qps, bool grants, struct dq_pools *pools,
 	       struct dq_departure *departure, struct dq_grants *device_grants, const struct dq_vc_ops *ops, void *user);
 /* Fail everything: QPs must be fenced (nothing is written or read through them any more). Completes all operations with
- * status; flows that a client has not closed stay as FAILED. After it, only dq_vc_fini. */
+ * status; flows that a client has not closed stay as FAILED. After it, only dq_vc_fini; what still comes in is ignored. */
 void dq_vc_fail(struct dq_vc *vc, int32_t status, uint64_t now_ns);
-void dq_vc_fini(struct dq_vc *vc);
+void dq_vc_fini(struct dq_vc *vc); /* after dq_vc_fail, or a failed dq_vc_init */
 void dq_vc_profile(struct dq_vc *vc, const struct dq_window_profile *profile, uint32_t outstanding_per_qp, uint32_t active_qps,
 		   bool grants);
 bool dq_vc_has_room(const struct dq_vc *vc); /* for one more flow with a slot of its own in each direction */
@@ -225,7 +237,8 @@ void dq_vc_flow_refuse(struct dq_vc *vc, uint32_t flow, int32_t status);
 /* Close: every pending request completes with DQ_ERR_CANCELED now; flow_gone follows (also for a failed flow: vc NULL). */
 void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *user, uint32_t flow, int32_t reason, uint64_t now_ns);
 
-/* --- operations of a client; return 0, or a dq_status and nothing was taken (the owner completes it, releases mem) --- */
+/* --- operations of a client; return 0, or a dq_status and nothing was taken (the owner completes it, releases mem).
+ * A send or put is at most 32,768 of the largest negotiated segments long: else DQ_ERR_LIMIT --- */
 struct dq_operation {
 	uint32_t flow;
 	uint64_t request;
@@ -251,7 +264,8 @@ static inline void dq_vc_control_posted(struct dq_vc *vc) { dq_control_posted(&v
 
 /* Post what can be posted: at most `budget` segments, and control packets. true = there may be more to post right now. */
 bool dq_vc_run(struct dq_vc *vc, uint32_t budget, uint64_t now_ns);
-/* Deadlines: 0, or DQ_ERR_* when the VC must be failed (peer silent on a cancel); sets *stalled once per stall. */
+/* Deadlines: 0, or DQ_ERR_* when the VC must be failed (text in vc->why): the peer owes an answer and was silent for the
+ * cancel deadline, or there is no memory for a control message. Sets *stalled once per stall. */
 int dq_vc_check(struct dq_vc *vc, uint64_t now_ns, bool *stalled);
 static inline struct dq_flow *dq_flow_at(const struct dq_pools *p, uint32_t flow) { return dq_slab_at(&p->flows, flow); }
 static inline uint32_t dq_vc_outstanding(const struct dq_vc *vc) { return vc->segs.used; }

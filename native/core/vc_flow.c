@@ -31,6 +31,9 @@ static void client_put(struct dq_vc *vc, struct dq_vc_client *c)
 {
 	if (--c->flows)
 		return;
+	for (int dir = 0; dir < 2; dir++)
+		if (vc->serve_next[dir] == c)
+			vc->serve_next[dir] = c->next;
 	for (struct dq_vc_client **at = &vc->clients; *at; at = &(*at)->next) {
 		if (*at == c) {
 			*at = c->next;
@@ -246,14 +249,13 @@ static void stop_all(struct dq_vc *vc, struct dq_flow *f, int32_t status, uint64
 		vc->counters.receives_waiting--;
 	free_all(vc, &f->unmatched, status);
 	for (uint32_t i = f->puts.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next) {
+		/* A put that waits for a slot: its region is not withdrawn, else it would have ended then. */
 		struct dq_region *r = dq_region_at(vc, dq_msg_at(vc, i)->import);
 		if (r)
 			r->users--;
 	}
 	free_all(vc, &f->puts, status);
 	free_all(vc, &f->receives, status);
-	free_all(vc, &f->notifies, status);
-	finish_all(vc, &f->announced, status);
 	while (!dq_list_empty(&f->ready))
 		dq_msg_stop(vc, f->ready.head, status, now_ns);
 	finish_all(vc, &f->sending, status);
@@ -262,9 +264,11 @@ static void stop_all(struct dq_vc *vc, struct dq_flow *f, int32_t status, uint64
 void dq_flow_advance_close(struct dq_vc *vc, uint32_t flow, uint64_t now_ns)
 {
 	struct dq_flow *f = dq_flow_at(vc->pools, flow);
-	if (!f || f->busy || f->state != DQ_FLOW_OPEN || !(f->local_closed || f->peer_closed) || f->outstanding)
+	if (!f || f->busy || f->state != DQ_FLOW_OPEN || !(f->local_closed || f->peer_closed))
 		return;
 	if (!f->close_sent) {
+		if (f->outstanding)
+			return;
 		f->close_sent = true;
 		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_FLOW_CLOSE, .flow = f->peer_flow,
 						     .status = f->local_closed ? f->close_reason : DQ_ERR_CLOSED }, NULL);
@@ -273,23 +277,11 @@ void dq_flow_advance_close(struct dq_vc *vc, uint32_t flow, uint64_t now_ns)
 	}
 	if (!f->peer_closed)
 		return;
-	/* Both said it: nothing of this flow is under way any more. */
-	while (!dq_list_empty(&f->sending)) { /* puts whose DONE will not come */
-		uint32_t i = f->sending.head;
-		struct dq_msg *m = dq_msg_at(vc, i);
-		dq_slot_set(vc->outgoing_pages, m->slot, DQ_NONE);
-		if (m->kind == DQ_KIND_PUT) {
-			if (m->status == DQ_ERR_CANCELED && m->completed && !m->canceled && !m->done_heard)
-				dq_vc_answered(vc, now_ns); /* our CANCEL of it */
-			dq_slot_give(vc, f, DQ_DIR_PUT, m->slot);
-		}
-		dq_msg_free(vc, &f->sending, i);
-	}
-	drop_imports(vc, f);
-	if (!f->local_closed)
-		return; /* until its client closes it: arrived puts can still be read */
-	while (!dq_list_empty(&f->arrived))
-		dq_msg_drop_incoming(vc, f, &f->arrived, f->arrived.head);
+	drop_imports(vc, f); /* no put is outstanding, none will follow */
+	/* Slots are under way: of our puts (the peer's DONE is due), or of what the peer sent and we have not seen all of. A
+	 * flow that its own client has not closed stays too: its arrived puts can still be read. */
+	if (!f->local_closed || !dq_list_empty(&f->sending) || !dq_list_empty(&f->announced) || !dq_list_empty(&f->incoming))
+		return;
 	flow_free(vc, flow, true);
 }
 
@@ -300,17 +292,30 @@ void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *us
 	if (!f || f->local_closed)
 		return;
 	f->local_closed = true;
-	f->close_reason = reason;
+	f->close_reason = reason < 0 ? reason : DQ_ERR_CLOSED;
 	vc = f->vc;
 	if (!vc) { /* its VC failed before */
 		ops->flow_gone(user, NULL, flow);
 		dq_slab_free(&pools->flows, flow);
 		return;
 	}
+	if (f->state == DQ_FLOW_INCOMING) {
+		answer_open(vc, f->peer_flow, DQ_NONE, f->close_reason);
+		flow_free(vc, flow, true);
+		return;
+	}
 	if (f->state != DQ_FLOW_OPEN)
 		return; /* the answer to its FLOW_OPEN goes on with it */
 	f->busy = true;
 	stop_all(vc, f, DQ_ERR_CANCELED, now_ns);
+	finish_all(vc, &f->announced, DQ_ERR_CANCELED);
+	free_all(vc, &f->notifies, DQ_ERR_CANCELED);
+	for (uint32_t i = f->exports.head; i != DQ_NONE; i = dq_region_at(vc, i)->node.next)
+		dq_region_finish(vc, dq_region_at(vc, i), DQ_ERR_CANCELED);
+	while (!dq_list_empty(&f->arrived)) { /* nobody will take them */
+		dq_msg_detach_put(vc, dq_msg_at(vc, f->arrived.head));
+		dq_msg_drop_incoming(vc, f, &f->arrived, f->arrived.head);
+	}
 	f->busy = false;
 	dq_flow_advance_close(vc, flow, now_ns);
 }
@@ -318,6 +323,7 @@ void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *us
 int dq_flow_on_close(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 {
 	struct dq_flow *f = dq_flow_of_peer(vc, m->flow);
+	uint32_t next;
 	if (!f || f->peer_closed)
 		return dq_vc_broken(vc, "FLOW_CLOSE names flow %u, which is not open", m->flow);
 	f->peer_closed = true;
@@ -326,22 +332,20 @@ int dq_flow_on_close(struct dq_vc *vc, const struct dq_message *m, uint64_t now_
 		dq_vc_answered(vc, now_ns);
 	f->busy = true;
 	stop_all(vc, f, f->peer_reason, now_ns);
-	while (!dq_list_empty(&f->announced)) {
-		struct dq_msg *r = dq_msg_at(vc, f->announced.head);
-		if (r->canceled && !r->done_heard)
-			dq_vc_answered(vc, now_ns);
-		dq_msg_drop_incoming(vc, f, &f->announced, f->announced.head);
+	for (uint32_t i = f->announced.head; i != DQ_NONE; i = next) {
+		struct dq_msg *r = dq_msg_at(vc, i);
+		next = r->node.next;
+		if (r->done_heard)
+			continue; /* its last completions are still to be seen */
+		dq_msg_finish(vc, r, f->peer_reason, 0);
+		dq_msg_answered(vc, r, now_ns);
+		dq_msg_drop_incoming(vc, f, &f->announced, i);
 	}
-	while (!dq_list_empty(&f->incoming))
-		dq_msg_drop_incoming(vc, f, &f->incoming, f->incoming.head);
-	for (uint32_t i = f->arrived.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next) {
-		struct dq_msg *p = dq_msg_at(vc, i);
-		if (!p->has_slot)
-			continue;
-		p->has_slot = false; /* the peer forgets its slot now; the notification stays readable */
-		dq_tracker_release(&vc->tracker, p->slot);
-		dq_slot_set(vc->incoming_pages, p->slot, DQ_NONE);
-	}
+	for (uint32_t i = f->incoming.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next)
+		dq_msg_owes(vc, dq_msg_at(vc, i), now_ns); /* everything was written: it must be seen now */
+	for (uint32_t i = f->arrived.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next)
+		dq_msg_detach_put(vc, dq_msg_at(vc, i)); /* the notification stays readable */
+	dq_msg_end_notifies(vc, f);
 	while (!dq_list_empty(&f->exports)) {
 		struct dq_region *r = dq_region_at(vc, f->exports.head);
 		if (r->withdrawn)

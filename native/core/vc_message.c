@@ -28,6 +28,22 @@ void dq_msg_finish(struct dq_vc *vc, struct dq_msg *m, int32_t status, uint64_t 
 	vc->ops->done(vc->user, vc, &d);
 }
 
+void dq_msg_owes(struct dq_vc *vc, struct dq_msg *m, uint64_t now_ns)
+{
+	if (!m->owed) {
+		m->owed = true;
+		dq_vc_owes(vc, now_ns);
+	}
+}
+
+void dq_msg_answered(struct dq_vc *vc, struct dq_msg *m, uint64_t now_ns)
+{
+	if (m->owed) {
+		m->owed = false;
+		dq_vc_answered(vc, now_ns);
+	}
+}
+
 static void release_mem(struct dq_vc *vc, struct dq_msg *m)
 {
 	if (m->holds_mem) {
@@ -61,6 +77,9 @@ static struct dq_msg *new_msg(struct dq_vc *vc, struct dq_list *list, const stru
 			      uint32_t *index)
 {
 	struct dq_msg *m;
+	/* Above the clients' limit there is room for what peers put, so that a client with many requests fails no VC. */
+	if (kind != DQ_KIND_PUT_IN && vc->pools->messages.used >= vc->pools->max_messages)
+		return NULL;
 	*index = dq_slab_alloc(&vc->pools->messages);
 	if (*index == DQ_NONE)
 		return NULL;
@@ -75,6 +94,7 @@ static struct dq_msg *new_msg(struct dq_vc *vc, struct dq_list *list, const stru
 	m->region = op->region;
 	m->remote_offset = op->remote_offset;
 	m->import = DQ_NONE;
+	m->expect = DQ_NEVER;
 	m->holds_mem = kind == DQ_KIND_SEND || kind == DQ_KIND_PUT || kind == DQ_KIND_RECV;
 	dq_list_push(&vc->pools->messages, list, *index);
 	return m;
@@ -86,9 +106,21 @@ static int usable(const struct dq_vc *vc, const struct dq_flow *f)
 		return DQ_ERR_INVALID;
 	if (vc->failed)
 		return vc->failed;
-	if (f->peer_closed)
-		return f->peer_reason;
-	return f->state == DQ_FLOW_OPEN ? 0 : DQ_ERR_INVALID;
+	if (f->vc != vc || f->state != DQ_FLOW_OPEN)
+		return DQ_ERR_INVALID;
+	return f->peer_closed ? f->peer_reason : 0;
+}
+
+/* Can the segments of a message of so many bytes be numbered? Segments are at most as large as negotiated. */
+static bool sendable(const struct dq_vc *vc, uint64_t bytes)
+{
+	return bytes <= (uint64_t)DQ_MAX_SEGMENTS * (vc->config.segment_bytes & ~(DQ_ALIGN_BYTES - 1));
+}
+
+/* What was posted of an outgoing message. */
+static uint64_t written(const struct dq_msg *m)
+{
+	return DQ_MIN(m->bytes, (uint64_t)m->seg_next * m->seg_bytes);
 }
 
 /* --- into and out of the scheduler ---------------------------------------------------------------------------- */
@@ -109,7 +141,7 @@ static void enqueue(struct dq_vc *vc, uint32_t index, struct dq_list *from)
 void dq_msg_unqueue(struct dq_vc *vc, struct dq_flow *f, uint32_t index)
 {
 	struct dq_msg *m = dq_msg_at(vc, index);
-	uint64_t left = m->bytes - DQ_MIN(m->bytes, (uint64_t)m->seg_next * m->seg_bytes);
+	uint64_t left = m->bytes - written(m);
 	f->backlog -= left;
 	vc->backlog -= left;
 	dq_list_remove(&vc->pools->messages, &f->ready, index);
@@ -129,8 +161,15 @@ void dq_msg_stop(struct dq_vc *vc, uint32_t index, int32_t status, uint64_t now_
 	dq_msg_settle(vc, index, now_ns);
 }
 
+/* A slot of the flow came back. Its own goes on to its next; a shared one is given to those who wait, in turn (dq_vc_run). */
+static void slot_came_back(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir)
+{
+	if (f->slots[dir] == 0)
+		dq_msg_serve(vc, flow, dir, 1);
+}
+
 /* An outgoing message is over at this end: off the maps, its slot given back if this end named it. */
-static void retire(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint64_t now_ns)
+static void retire(struct dq_vc *vc, struct dq_flow *f, uint32_t index)
 {
 	struct dq_msg *m = dq_msg_at(vc, index);
 	uint32_t flow = m->flow;
@@ -140,62 +179,66 @@ static void retire(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint64_t
 		dq_slot_give(vc, f, DQ_DIR_PUT, m->slot);
 	dq_msg_free(vc, &f->sending, index);
 	if (put)
-		dq_msg_serve(vc, flow, DQ_DIR_PUT, now_ns, UINT32_MAX);
-	dq_flow_advance_close(vc, flow, now_ns);
+		slot_came_back(vc, flow, f, DQ_DIR_PUT);
 }
 
 static void drop_import_user(struct dq_vc *vc, struct dq_flow *f, struct dq_msg *m)
 {
 	struct dq_region *r = m->import == DQ_NONE ? NULL : dq_region_at(vc, m->import);
+	uint32_t import = m->import;
 	m->import = DQ_NONE;
 	if (!r || --r->users || !r->withdrawn || f->close_sent)
 		return;
 	dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_UNEXPORT, .flags = DQ_FLAG_ANSWER, .flow = f->peer_flow, .region = r->id }, NULL);
-	dq_region_free(vc, &f->imports, (uint32_t)r->number); /* an import keeps its own index there */
+	dq_region_free(vc, &f->imports, import);
+}
+
+/* Whatever was posted of it has completed, and nothing more will be posted. */
+static bool settled(const struct dq_msg *m)
+{
+	return m->seg_done == m->seg_next && (m->seg_next == m->seg_count || m->canceled);
 }
 
 void dq_msg_settle(struct dq_vc *vc, uint32_t index, uint64_t now_ns)
 {
 	struct dq_msg *m = dq_msg_at(vc, index);
 	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
+	uint32_t flow = m->flow;
 
-	if (m->seg_done != m->seg_next || (m->seg_next != m->seg_count && !m->canceled))
+	if (!settled(m))
 		return;
 	if (m->counted) {
 		m->counted = false;
 		f->outstanding--;
 	}
-	if (!m->completed && !m->canceled)
+	if (!m->completed)
 		vc->counters.tx_messages++;
-	dq_msg_finish(vc, m, m->canceled ? m->status : DQ_OK, m->bytes);
+	dq_msg_finish(vc, m, DQ_OK, m->bytes); /* a canceled one has been finished before */
 	release_mem(vc, m);
-	if (m->kind == DQ_KIND_PUT) {
+	if (m->kind == DQ_KIND_SEND) {
+		/* A receive that ends half-filled because this end closes is told what the flow's end will be. */
+		int32_t status = !m->canceled ? DQ_OK : f->local_closed ? f->close_reason : m->status;
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = m->slot, .serial = m->serial, .status = status,
+						     .length = written(m) }, NULL);
+		retire(vc, f, index);
+	} else {
 		drop_import_user(vc, f, m);
-		if (m->canceled && !m->done_heard && !f->peer_closed && !f->close_sent) {
-			/* The peer knows this put and may hold half of it: withdraw it; its DONE frees the slot. */
-			m->canceled = false;
-			m->seg_count = m->seg_next;
-			if (dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_CANCEL, .slot = m->slot, .serial = m->serial }, NULL))
-				dq_vc_owes(vc, now_ns);
-			m->status = DQ_ERR_CANCELED; /* marks that an answer is owed */
-			dq_flow_advance_close(vc, m->flow, now_ns);
-			return;
+		if (m->done_heard) {
+			retire(vc, f, index);
+		} else if (m->canceled) {
+			/* The peer knows this put and may hold half of it. Its DONE, when it has seen that half, frees the slot. */
+			dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_CANCEL, .slot = m->slot, .serial = m->serial,
+							     .length = written(m) }, NULL);
+			dq_msg_owes(vc, m, now_ns);
 		}
-		if (!m->done_heard && !f->peer_closed) {
-			dq_flow_advance_close(vc, m->flow, now_ns);
-			return;
-		}
-	} else if (!f->peer_closed) {
-		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = m->slot, .serial = m->serial,
-						     .status = m->canceled ? m->status : DQ_OK }, NULL);
 	}
-	retire(vc, f, index, now_ns);
+	dq_flow_advance_close(vc, flow, now_ns);
 }
 
 /* --- send ----------------------------------------------------------------------------------------------------- */
 
 /* The send and the receive found each other; `from` is the list the send is on. Takes the RTR's object. */
-static void match(struct dq_vc *vc, uint32_t index, struct dq_list *from, uint32_t rtr_index, uint64_t now_ns)
+static void match(struct dq_vc *vc, uint32_t index, struct dq_list *from, uint32_t rtr_index)
 {
 	struct dq_msg *m = dq_msg_at(vc, index);
 	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
@@ -217,7 +260,6 @@ static void match(struct dq_vc *vc, uint32_t index, struct dq_list *from, uint32
 		dq_msg_free(vc, from, index);
 		return;
 	}
-	(void)now_ns;
 	enqueue(vc, index, from);
 }
 
@@ -226,20 +268,23 @@ int dq_vc_send(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
 	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
 	uint32_t index;
 	int rc = usable(vc, f);
+	(void)now_ns;
 	if (rc)
 		return rc;
+	if (!sendable(vc, op->bytes))
+		return DQ_ERR_LIMIT;
 	if (!new_msg(vc, &f->unmatched, op, DQ_KIND_SEND, &index))
 		return DQ_ERR_NOMEM;
 	for (uint32_t r = f->rtrs.head; r != DQ_NONE; r = dq_rtr_at(vc, r)->node.next) {
 		if (dq_rtr_at(vc, r)->tag == op->tag) {
-			match(vc, index, &f->unmatched, r, now_ns);
+			match(vc, index, &f->unmatched, r);
 			break;
 		}
 	}
 	return 0;
 }
 
-int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m)
 {
 	struct dq_flow *f = dq_flow_of_peer(vc, m->flow);
 	struct dq_rtr *r;
@@ -263,7 +308,7 @@ int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 	dq_list_push(&vc->pools->rtrs, &f->rtrs, index);
 	for (uint32_t i = f->unmatched.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next) {
 		if (dq_msg_at(vc, i)->tag == m->tag) {
-			match(vc, i, &f->unmatched, index, now_ns);
+			match(vc, i, &f->unmatched, index);
 			break;
 		}
 	}
@@ -280,6 +325,7 @@ static bool announce(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint16
 	if (!dq_slot_set(vc->incoming_pages, slot, index) || dq_tracker_arm(&vc->tracker, slot)) {
 		dq_slot_set(vc->incoming_pages, slot, DQ_NONE);
 		dq_slot_give(vc, f, DQ_DIR_RECV, slot);
+		vc->lost = true;
 		return false;
 	}
 	m->has_slot = true;
@@ -299,6 +345,7 @@ static bool start_put(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint1
 	struct dq_msg *m = dq_msg_at(vc, index);
 	if (!dq_slot_set(vc->outgoing_pages, slot, index)) {
 		dq_slot_give(vc, f, DQ_DIR_PUT, slot);
+		vc->lost = true;
 		return false;
 	}
 	m->has_slot = true;
@@ -310,25 +357,27 @@ static bool start_put(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint1
 	return true;
 }
 
-void dq_msg_serve(struct dq_vc *vc, uint32_t flow, int dir, uint64_t now_ns, uint32_t most)
+uint32_t dq_msg_serve(struct dq_vc *vc, uint32_t flow, int dir, uint32_t most)
 {
 	struct dq_flow *f = dq_flow_at(vc->pools, flow);
 	struct dq_list *list;
-	(void)now_ns;
-	if (!f || f->state != DQ_FLOW_OPEN || f->local_closed || f->peer_closed || vc->failed)
-		return;
+	uint32_t served = 0;
+	if (!f || f->state != DQ_FLOW_OPEN || f->local_closed || f->peer_closed || vc->failed || vc->lost)
+		return 0;
 	list = dir == DQ_DIR_RECV ? &f->receives : &f->puts;
-	while (!dq_list_empty(list) && most--) {
+	while (!dq_list_empty(list) && served < most) {
 		uint16_t slot;
 		if (!dq_slot_take(vc, f, dir, &slot))
 			break;
 		if (!(dir == DQ_DIR_RECV ? announce(vc, f, list->head, slot) : start_put(vc, f, list->head, slot)))
 			break;
+		served++;
 	}
 	if (dq_list_empty(list))
 		dq_slot_unwant(vc, flow, f, dir);
 	else
 		dq_slot_want(vc, flow, f, dir);
+	return served;
 }
 
 int dq_vc_recv(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
@@ -336,13 +385,14 @@ int dq_vc_recv(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
 	struct dq_flow *f = dq_flow_at(vc->pools, op->flow);
 	uint32_t index;
 	int rc = usable(vc, f);
+	(void)now_ns;
 	if (rc)
 		return rc;
 	if (!new_msg(vc, &f->receives, op, DQ_KIND_RECV, &index))
 		return DQ_ERR_NOMEM;
 	vc->counters.receives_waiting++;
 	if (!f->is_waiting[DQ_DIR_RECV]) /* else others of this flow are before it */
-		dq_msg_serve(vc, op->flow, DQ_DIR_RECV, now_ns, UINT32_MAX);
+		dq_msg_serve(vc, op->flow, DQ_DIR_RECV, UINT32_MAX);
 	return 0;
 }
 
@@ -355,8 +405,11 @@ int dq_vc_put(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
 	struct dq_msg *m;
 	uint32_t index, import;
 	int rc = usable(vc, f);
+	(void)now_ns;
 	if (rc)
 		return rc;
+	if (!sendable(vc, op->bytes))
+		return DQ_ERR_LIMIT;
 	for (import = f->imports.head; import != DQ_NONE; import = r->node.next) {
 		r = dq_region_at(vc, import);
 		if (r->id == op->region)
@@ -372,12 +425,22 @@ int dq_vc_put(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_ns)
 	m->remote_key = r->key;
 	r->users++;
 	if (!f->is_waiting[DQ_DIR_PUT])
-		dq_msg_serve(vc, op->flow, DQ_DIR_PUT, now_ns, UINT32_MAX);
+		dq_msg_serve(vc, op->flow, DQ_DIR_PUT, UINT32_MAX);
 	return 0;
 }
 
+void dq_msg_detach_put(struct dq_vc *vc, struct dq_msg *put)
+{
+	if (!put->has_slot)
+		return;
+	dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = put->slot, .serial = put->serial }, NULL);
+	dq_tracker_release(&vc->tracker, put->slot);
+	dq_slot_set(vc->incoming_pages, put->slot, DQ_NONE);
+	put->has_slot = false;
+}
+
 /* The put is complete here and a NOTIFY is there: tell the client, tell the peer, forget it. */
-static void notify(struct dq_vc *vc, struct dq_flow *f, uint32_t put_index, struct dq_list *put_list, uint32_t request_index)
+static void notify(struct dq_vc *vc, struct dq_flow *f, uint32_t put_index, uint32_t request_index)
 {
 	struct dq_msg *put = dq_msg_at(vc, put_index), *n = dq_msg_at(vc, request_index);
 	n->tag = put->tag;
@@ -385,25 +448,77 @@ static void notify(struct dq_vc *vc, struct dq_flow *f, uint32_t put_index, stru
 	n->remote_offset = put->remote_offset;
 	dq_msg_finish(vc, n, DQ_OK, put->bytes);
 	dq_msg_free(vc, &f->notifies, request_index);
-	if (put->has_slot)
-		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = put->slot, .serial = put->serial }, NULL);
-	dq_msg_drop_incoming(vc, f, put_list, put_index);
+	dq_msg_detach_put(vc, put);
+	dq_msg_drop_incoming(vc, f, &f->arrived, put_index);
 }
 
-static int put_complete(struct dq_vc *vc, uint32_t index)
+/* Will a put still arrive on this flow? */
+static bool put_is_coming(const struct dq_vc *vc, const struct dq_flow *f)
+{
+	for (uint32_t i = f->incoming.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next)
+		if (!dq_msg_at(vc, i)->canceled)
+			return true;
+	return false;
+}
+
+void dq_msg_end_notifies(struct dq_vc *vc, struct dq_flow *f)
+{
+	if (!f->peer_closed || dq_list_empty(&f->notifies) || put_is_coming(vc, f))
+		return;
+	while (!dq_list_empty(&f->notifies)) {
+		dq_msg_finish(vc, dq_msg_at(vc, f->notifies.head), f->peer_reason, 0);
+		dq_msg_free(vc, &f->notifies, f->notifies.head);
+	}
+}
+
+/* All bytes of a put are here. */
+static int put_complete(struct dq_vc *vc, uint32_t index, uint64_t now_ns)
 {
 	struct dq_msg *m = dq_msg_at(vc, index);
 	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
 	uint64_t got = dq_tracker_bytes(&vc->tracker, m->slot);
-	if (got != m->bytes)
-		return dq_vc_broken(vc, "put in slot %u has %llu bytes, PUT said %llu", m->slot, (unsigned long long)got,
-				    (unsigned long long)m->bytes);
+	uint32_t flow = m->flow;
+	if (got != m->bytes || m->canceled)
+		return dq_vc_broken(vc, "put in slot %u is complete with %llu bytes, %s %llu", m->slot, (unsigned long long)got,
+				    m->canceled ? "CANCEL said" : "PUT said",
+				    (unsigned long long)(m->canceled ? m->expect : m->bytes));
 	m->arrived = true;
+	dq_msg_answered(vc, m, now_ns);
 	vc->counters.rx_messages++;
 	dq_list_remove(&vc->pools->messages, &f->incoming, index);
 	dq_list_push(&vc->pools->messages, &f->arrived, index);
-	if (!dq_list_empty(&f->notifies))
-		notify(vc, f, index, &f->arrived, f->notifies.head);
+	if (f->local_closed) { /* nobody will take it */
+		dq_msg_detach_put(vc, m);
+		dq_msg_drop_incoming(vc, f, &f->arrived, index);
+	} else if (!dq_list_empty(&f->notifies)) {
+		notify(vc, f, index, f->notifies.head);
+	} else if (f->peer_closed) {
+		dq_msg_detach_put(vc, m);
+	}
+	dq_msg_end_notifies(vc, f);
+	dq_flow_advance_close(vc, flow, now_ns);
+	return 0;
+}
+
+/* A put that the peer withdrew half-way goes when all that was written of it is here. */
+static int put_withdrawn(struct dq_vc *vc, uint32_t index, uint64_t now_ns)
+{
+	struct dq_msg *m = dq_msg_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
+	uint64_t got = dq_tracker_bytes(&vc->tracker, m->slot);
+	uint32_t flow = m->flow;
+	if (got > m->expect)
+		return dq_vc_broken(vc, "put in slot %u has %llu bytes, CANCEL said %llu", m->slot, (unsigned long long)got,
+				    (unsigned long long)m->expect);
+	if (got < m->expect) {
+		dq_msg_owes(vc, m, now_ns);
+		return 0;
+	}
+	dq_msg_answered(vc, m, now_ns);
+	dq_msg_detach_put(vc, m);
+	dq_msg_drop_incoming(vc, f, &f->incoming, index);
+	dq_msg_end_notifies(vc, f);
+	dq_flow_advance_close(vc, flow, now_ns);
 	return 0;
 }
 
@@ -413,13 +528,13 @@ int dq_vc_notify(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_n
 	uint32_t index;
 	int rc = usable(vc, f);
 	(void)now_ns;
-	/* Puts that arrived before the peer closed are still told. */
-	if (rc && !(f && f->state == DQ_FLOW_OPEN && !f->local_closed && !dq_list_empty(&f->arrived)))
+	/* Puts that were complete when the peer closed are still told. */
+	if (rc && !(f && f->vc == vc && f->state == DQ_FLOW_OPEN && !f->local_closed && (!dq_list_empty(&f->arrived) || put_is_coming(vc, f))))
 		return rc;
 	if (!new_msg(vc, &f->notifies, op, DQ_KIND_NOTIFY, &index))
 		return DQ_ERR_NOMEM;
 	if (!dq_list_empty(&f->arrived))
-		notify(vc, f, f->arrived.head, &f->arrived, f->notifies.head);
+		notify(vc, f, f->arrived.head, f->notifies.head);
 	return 0;
 }
 
@@ -430,7 +545,6 @@ int dq_msg_on_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 	struct dq_msg *put;
 	uint32_t index;
 	struct dq_operation op = { .flow = m->flow, .bytes = m->length, .tag = m->cookie, .region = m->region, .remote_offset = m->offset };
-	(void)now_ns;
 
 	if (!f || f->peer_closed)
 		return dq_vc_broken(vc, "PUT names flow %u, which is not open", m->flow);
@@ -438,7 +552,7 @@ int dq_msg_on_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 		return dq_vc_broken(vc, "PUT names slot %u, which is %s", m->slot,
 				    m->slot < DQ_SLOT_PUT_BASE ? "one of the receiver's" : "in use");
 	r = dq_region_at(vc, m->region);
-	if (!r || r->flow != m->flow || r->id != m->region || r->mem == 0)
+	if (!r || !r->mine || r->flow != m->flow)
 		return dq_vc_broken(vc, "PUT names region %u, which was not exported on flow %u", m->region, m->flow);
 	if (m->offset > r->bytes || m->length > r->bytes - m->offset)
 		return dq_vc_broken(vc, "PUT of %llu bytes at %llu does not fit into region %u of %llu bytes", (unsigned long long)m->length,
@@ -452,19 +566,44 @@ int dq_msg_on_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 	put->serial = m->serial;
 	if (!dq_slot_set(vc->incoming_pages, m->slot, index))
 		return -ENOMEM;
-	return dq_tracker_complete(&vc->tracker, m->slot) ? put_complete(vc, index) : 0;
+	if (dq_tracker_bytes(&vc->tracker, m->slot) > m->length)
+		return dq_vc_broken(vc, "more than the %llu bytes of slot %u were sent", (unsigned long long)m->length, m->slot);
+	return dq_tracker_complete(&vc->tracker, m->slot) ? put_complete(vc, index, now_ns) : 0;
 }
 
 /* --- segments of the peer ------------------------------------------------------------------------------------- */
+
+/* A receive after the peer's DONE: it goes when everything that was written is seen here. */
+static int receive_done(struct dq_vc *vc, uint32_t index, uint64_t now_ns)
+{
+	struct dq_msg *r = dq_msg_at(vc, index);
+	struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
+	uint64_t got = dq_tracker_bytes(&vc->tracker, r->slot);
+	uint32_t flow = r->flow;
+
+	if (got > r->expect || (r->arrived && (r->status != DQ_OK || got != r->expect)))
+		return dq_vc_broken(vc, "slot %u has %llu bytes, DONE said %llu", r->slot, (unsigned long long)got,
+				    (unsigned long long)r->expect);
+	if (r->status == DQ_OK ? !r->arrived : got < r->expect) {
+		dq_msg_owes(vc, r, now_ns);
+		return 0;
+	}
+	dq_msg_answered(vc, r, now_ns);
+	dq_msg_drop_incoming(vc, f, &f->announced, index);
+	slot_came_back(vc, flow, f, DQ_DIR_RECV);
+	dq_flow_advance_close(vc, flow, now_ns);
+	return 0;
+}
 
 int dq_vc_segment_in(struct dq_vc *vc, uint32_t imm, uint32_t bytes, uint64_t now_ns)
 {
 	uint16_t slot = dq_imm_slot(imm);
 	uint32_t index = dq_slot_get(vc->incoming_pages, slot);
 	struct dq_msg *m;
-	struct dq_flow *f;
 	enum dq_track t;
 
+	if (vc->failed)
+		return 0;
 	vc->last_heard_ns = now_ns;
 	vc->counters.rx_segments++;
 	vc->counters.rx_bytes += bytes;
@@ -482,6 +621,7 @@ int dq_vc_segment_in(struct dq_vc *vc, uint32_t imm, uint32_t bytes, uint64_t no
 	case DQ_TRACK_CONFLICT:
 		return dq_vc_broken(vc, "segment %u of slot %u contradicts its last segment", dq_imm_index(imm), slot);
 	case DQ_TRACK_NOMEM:
+		dq_vc_broken(vc, "no memory for the bitmap of slot %u", slot);
 		return -ENOMEM;
 	}
 	if (index == DQ_NONE)
@@ -489,60 +629,57 @@ int dq_vc_segment_in(struct dq_vc *vc, uint32_t imm, uint32_t bytes, uint64_t no
 	m = dq_msg_at(vc, index);
 	if (dq_tracker_bytes(&vc->tracker, slot) > m->bytes)
 		return dq_vc_broken(vc, "more than the %llu bytes of slot %u were sent", (unsigned long long)m->bytes, slot);
-	if (t != DQ_TRACK_COMPLETE)
-		return 0;
-	if (m->kind == DQ_KIND_PUT_IN)
-		return put_complete(vc, index);
-	m->arrived = true;
-	f = dq_flow_at(vc->pools, m->flow);
-	if (!m->completed)
-		vc->counters.rx_messages++;
-	dq_msg_finish(vc, m, DQ_OK, dq_tracker_bytes(&vc->tracker, slot));
-	if (m->done_heard) {
-		uint32_t flow = m->flow;
-		dq_msg_drop_incoming(vc, f, &f->announced, index);
-		dq_msg_serve(vc, flow, DQ_DIR_RECV, now_ns, UINT32_MAX);
+	if (m->kind == DQ_KIND_PUT_IN) {
+		if (t == DQ_TRACK_COMPLETE)
+			return put_complete(vc, index, now_ns);
+		return m->canceled ? put_withdrawn(vc, index, now_ns) : 0;
 	}
-	return 0;
+	if (t == DQ_TRACK_COMPLETE) {
+		m->arrived = true;
+		if (!m->completed)
+			vc->counters.rx_messages++;
+		dq_msg_finish(vc, m, DQ_OK, dq_tracker_bytes(&vc->tracker, slot));
+	}
+	return m->done_heard ? receive_done(vc, index, now_ns) : 0;
 }
 
 /* --- DONE, CANCEL --------------------------------------------------------------------------------------------- */
 
 static int done_of_receive(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 {
-	uint32_t index = dq_slot_get(vc->incoming_pages, m->slot), flow;
+	uint32_t index = dq_slot_get(vc->incoming_pages, m->slot);
 	struct dq_msg *r = index == DQ_NONE ? NULL : dq_msg_at(vc, index);
-	struct dq_flow *f;
 
 	if (!r || r->serial != m->serial || r->done_heard)
 		return dq_vc_broken(vc, "DONE for slot %u, serial %llu, which is not outstanding", m->slot, (unsigned long long)m->serial);
-	flow = r->flow;
-	f = dq_flow_at(vc->pools, flow);
+	if (m->length > r->bytes)
+		return dq_vc_broken(vc, "DONE says that %llu bytes were written into the %llu of slot %u", (unsigned long long)m->length,
+				    (unsigned long long)r->bytes, m->slot);
 	r->done_heard = true;
-	if (r->canceled)
-		dq_vc_answered(vc, now_ns);
-	if (m->status == DQ_OK && !r->arrived)
-		return 0; /* the last completions of segments are still in our queue */
-	dq_msg_finish(vc, r, m->status < 0 && m->status >= DQ_ERR_INTERNAL ? m->status : DQ_ERR_INTERNAL, 0);
-	dq_msg_drop_incoming(vc, f, &f->announced, index);
-	dq_msg_serve(vc, flow, DQ_DIR_RECV, now_ns, UINT32_MAX);
-	return 0;
+	r->expect = m->length;
+	r->status = m->status == DQ_OK || (m->status < 0 && m->status >= DQ_ERR_INTERNAL) ? m->status : DQ_ERR_INTERNAL;
+	dq_msg_answered(vc, r, now_ns); /* if it was canceled */
+	if (r->status != DQ_OK)
+		dq_msg_finish(vc, r, r->status, 0);
+	return receive_done(vc, index, now_ns);
 }
 
 static int done_of_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 {
-	uint32_t index = dq_slot_get(vc->outgoing_pages, m->slot);
+	uint32_t index = dq_slot_get(vc->outgoing_pages, m->slot), flow;
 	struct dq_msg *put = index == DQ_NONE ? NULL : dq_msg_at(vc, index);
 
 	if (!put || put->serial != m->serial || put->done_heard)
 		return dq_vc_broken(vc, "DONE for slot %u, serial %llu, which is not outstanding", m->slot, (unsigned long long)m->serial);
-	put->done_heard = true;
-	if (put->status == DQ_ERR_CANCELED && !put->canceled && put->completed)
-		dq_vc_answered(vc, now_ns); /* of our CANCEL */
-	if (put->seg_done == put->seg_next && put->seg_next == put->seg_count)
-		retire(vc, dq_flow_at(vc->pools, put->flow), index, now_ns);
-	else if (m->status == DQ_OK && put->seg_next != put->seg_count && !put->canceled)
+	if (put->seg_next != put->seg_count && !put->owed)
 		return dq_vc_broken(vc, "DONE for slot %u before all of it was sent", m->slot);
+	put->done_heard = true;
+	dq_msg_answered(vc, put, now_ns); /* if it was canceled */
+	if (!settled(put))
+		return 0; /* its last completions are still in our queue */
+	flow = put->flow;
+	retire(vc, dq_flow_at(vc->pools, flow), index);
+	dq_flow_advance_close(vc, flow, now_ns);
 	return 0;
 }
 
@@ -551,45 +688,49 @@ int dq_msg_on_done(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns
 	return m->slot < DQ_SLOT_PUT_BASE ? done_of_receive(vc, m, now_ns) : done_of_put(vc, m, now_ns);
 }
 
-/* The end that named a slot withdraws it. What was finished before is answered already: then there is nothing to do. */
-int dq_msg_on_cancel(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+/* The sender withdraws a put. It was not written whole, so it cannot be done here. */
+static int cancel_of_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 {
-	struct dq_message answer = { .type = DQ_MSG_DONE, .slot = m->slot, .serial = m->serial, .status = DQ_ERR_CANCELED };
-	uint32_t index;
+	uint32_t index = dq_slot_get(vc->incoming_pages, m->slot);
+	struct dq_msg *put = index == DQ_NONE ? NULL : dq_msg_at(vc, index);
 
-	if (m->slot >= DQ_SLOT_PUT_BASE) {
-		struct dq_msg *put;
-		index = dq_slot_get(vc->incoming_pages, m->slot);
-		put = index == DQ_NONE ? NULL : dq_msg_at(vc, index);
-		if (put && put->serial == m->serial && !put->arrived) {
-			struct dq_flow *f = dq_flow_at(vc->pools, put->flow);
-			dq_msg_drop_incoming(vc, f, &f->incoming, index);
-			if (!f->close_sent) /* else our FLOW_CLOSE has answered */
-				dq_vc_tell(vc, &answer, NULL);
-		}
-		return 0;
-	}
-	index = dq_slot_get(vc->outgoing_pages, m->slot);
+	if (!put || put->serial != m->serial || put->arrived || put->canceled || m->length > put->bytes)
+		return dq_vc_broken(vc, "CANCEL for slot %u, serial %llu after %llu bytes, which is not outstanding", m->slot,
+				    (unsigned long long)m->serial, (unsigned long long)m->length);
+	put->canceled = true;
+	put->expect = m->length;
+	return put_withdrawn(vc, index, now_ns);
+}
+
+/* The receiver withdraws a receive. What was finished before is answered already: then there is nothing to do. */
+static int cancel_of_receive(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	uint32_t index = dq_slot_get(vc->outgoing_pages, m->slot);
+	struct dq_msg *send;
+
 	if (index == DQ_NONE)
 		return 0;
 	if (index & DQ_OUT_IS_RTR) {
 		struct dq_rtr *r = dq_rtr_at(vc, index & ~DQ_OUT_IS_RTR);
-		if (r->serial == m->serial) {
-			struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
-			dq_list_remove(&vc->pools->rtrs, &f->rtrs, index & ~DQ_OUT_IS_RTR);
-			dq_slab_free(&vc->pools->rtrs, index & ~DQ_OUT_IS_RTR);
-			dq_slot_set(vc->outgoing_pages, m->slot, DQ_NONE);
-			dq_vc_tell(vc, &answer, NULL);
-		}
+		struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
+		if (r->serial != m->serial || f->close_sent)
+			return 0; /* our FLOW_CLOSE has answered */
+		dq_list_remove(&vc->pools->rtrs, &f->rtrs, index & ~DQ_OUT_IS_RTR);
+		dq_slab_free(&vc->pools->rtrs, index & ~DQ_OUT_IS_RTR);
+		dq_slot_set(vc->outgoing_pages, m->slot, DQ_NONE);
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_DONE, .slot = m->slot, .serial = m->serial,
+						     .status = DQ_ERR_CANCELED }, NULL);
 		return 0;
 	}
-	{
-		struct dq_msg *send = dq_msg_at(vc, index);
-		if (send->serial == m->serial && !send->canceled && send->seg_next != send->seg_count)
-			dq_msg_stop(vc, index, DQ_ERR_CANCELED, now_ns);
-		/* else all of it is posted: its own DONE answers */
-	}
-	return 0;
+	send = dq_msg_at(vc, index);
+	if (send->serial == m->serial && !send->canceled && send->seg_next != send->seg_count)
+		dq_msg_stop(vc, index, DQ_ERR_CANCELED, now_ns);
+	return 0; /* else all of it is posted, or it was stopped before: its own DONE answers */
+}
+
+int dq_msg_on_cancel(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
+{
+	return m->slot < DQ_SLOT_PUT_BASE ? cancel_of_receive(vc, m, now_ns) : cancel_of_put(vc, m, now_ns);
 }
 
 /* --- regions -------------------------------------------------------------------------------------------------- */
@@ -611,11 +752,13 @@ void dq_region_finish(struct dq_vc *vc, struct dq_region *r, int32_t status)
 		r->exporting = false;
 		d.kind = DQ_DONE_EXPORT;
 		d.request = r->request;
+		d.bytes = status == DQ_OK ? r->bytes : 0;
 		vc->ops->done(vc->user, vc, &d);
 	}
 	if (r->has_unexport) {
 		r->has_unexport = false;
 		d.kind = DQ_DONE_UNEXPORT;
+		d.bytes = 0;
 		d.request = r->unexport_request;
 		vc->ops->done(vc->user, vc, &d);
 	}
@@ -624,9 +767,10 @@ void dq_region_finish(struct dq_vc *vc, struct dq_region *r, int32_t status)
 void dq_region_free(struct dq_vc *vc, struct dq_list *list, uint32_t index)
 {
 	struct dq_region *r = dq_region_at(vc, index);
-	struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
-	if (list == &f->exports)
+	if (r->mine)
 		vc->ops->mem_release(vc->user, r->mem);
+	else
+		vc->imports--;
 	dq_list_remove(&vc->pools->regions, list, index);
 	dq_slab_free(&vc->pools->regions, index);
 }
@@ -665,6 +809,7 @@ int dq_vc_export(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_n
 	r = dq_region_at(vc, index);
 	r->flow = op->flow;
 	r->id = index;
+	r->mine = true;
 	r->mem = op->mem;
 	r->bytes = op->bytes;
 	r->request = op->request;
@@ -702,7 +847,7 @@ int dq_vc_unexport(struct dq_vc *vc, const struct dq_operation *op, uint64_t now
 	int rc = usable(vc, f);
 	if (rc)
 		return rc;
-	if (!r || r->flow != op->flow || r->mem == 0 || r->id != op->region || r->has_unexport || r->withdrawn)
+	if (!r || !r->mine || r->flow != op->flow || r->withdrawn)
 		return DQ_ERR_REGION;
 	r->has_unexport = true;
 	r->unexport_request = op->request;
@@ -719,16 +864,18 @@ int dq_msg_on_export(struct dq_vc *vc, const struct dq_message *m)
 		return dq_vc_broken(vc, "EXPORT names flow %u, which is not open", m->flow);
 	if (f->local_closed)
 		return 0;
+	if (vc->imports == DQ_VC_MAX_IMPORTS)
+		return dq_vc_broken(vc, "peer exported more than %u regions", DQ_VC_MAX_IMPORTS);
 	index = dq_slab_alloc(&vc->pools->regions);
 	if (index == DQ_NONE)
 		return -ENOMEM;
+	vc->imports++;
 	r = dq_region_at(vc, index);
 	r->flow = m->flow;
 	r->id = m->region;
 	r->addr = m->addr;
 	r->key = m->keys[0];
 	r->bytes = m->length;
-	r->number = index;
 	dq_list_push(&vc->pools->regions, &f->imports, index);
 	return 0;
 }
@@ -743,7 +890,7 @@ int dq_msg_on_unexport(struct dq_vc *vc, const struct dq_message *m, uint64_t no
 		return dq_vc_broken(vc, "UNEXPORT names flow %u, which is not open", m->flow);
 	if (m->flags & DQ_FLAG_ANSWER) {
 		r = dq_region_at(vc, m->region);
-		if (!r || r->flow != m->flow || r->mem == 0 || !r->withdrawn)
+		if (!r || !r->mine || r->flow != m->flow || !r->withdrawn)
 			return dq_vc_broken(vc, "UNEXPORT answers for region %u, which was not withdrawn", m->region);
 		dq_vc_answered(vc, now_ns);
 		dq_region_finish(vc, r, DQ_OK);
@@ -790,9 +937,12 @@ int dq_msg_on_unexport(struct dq_vc *vc, const struct dq_message *m, uint64_t no
 void dq_vc_cancel_mem(struct dq_vc *vc, uint32_t flow, uint64_t mem, uint64_t now_ns)
 {
 	struct dq_flow *f = dq_flow_at(vc->pools, flow);
-	struct dq_list *waiting[] = { &f->unmatched, &f->puts, &f->receives };
+	struct dq_list *waiting[3];
 	uint32_t next;
 
+	if (!f || f->vc != vc || f->state != DQ_FLOW_OPEN || f->local_closed)
+		return; /* a flow that is being closed has done all this */
+	waiting[0] = &f->unmatched, waiting[1] = &f->puts, waiting[2] = &f->receives;
 	for (unsigned l = 0; l < 3; l++) {
 		for (uint32_t i = waiting[l]->head; i != DQ_NONE; i = next) {
 			struct dq_msg *m = dq_msg_at(vc, i);
@@ -807,6 +957,10 @@ void dq_vc_cancel_mem(struct dq_vc *vc, uint32_t flow, uint64_t mem, uint64_t no
 			dq_msg_free(vc, waiting[l], i);
 		}
 	}
+	if (dq_list_empty(&f->puts))
+		dq_slot_unwant(vc, flow, f, DQ_DIR_PUT);
+	if (dq_list_empty(&f->receives))
+		dq_slot_unwant(vc, flow, f, DQ_DIR_RECV);
 	for (uint32_t i = f->ready.head; i != DQ_NONE; i = next) {
 		next = dq_msg_at(vc, i)->node.next;
 		if (dq_msg_at(vc, i)->mem == mem)
@@ -819,13 +973,16 @@ void dq_vc_cancel_mem(struct dq_vc *vc, uint32_t flow, uint64_t mem, uint64_t no
 			continue;
 		dq_msg_finish(vc, m, DQ_ERR_CANCELED, 0);
 		m->canceled = true;
-		if (dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_CANCEL, .slot = m->slot, .serial = m->serial }, NULL))
-			dq_vc_owes(vc, now_ns);
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_CANCEL, .slot = m->slot, .serial = m->serial }, NULL);
+		dq_msg_owes(vc, m, now_ns);
 	}
 	for (uint32_t i = f->exports.head; i != DQ_NONE; i = next) {
 		struct dq_region *r = dq_region_at(vc, i);
 		next = r->node.next;
-		if (r->mem == mem)
-			withdraw(vc, f, r, now_ns);
+		if (r->mem != mem)
+			continue;
+		if (r->exporting)
+			dq_region_finish(vc, r, DQ_ERR_CANCELED);
+		withdraw(vc, f, r, now_ns);
 	}
 }

@@ -7,6 +7,7 @@
 
 #define DQ_VC_MAX_FLOWS 16384u  /* half of the slots of a direction are the flows' own, the other half is shared by need */
 #define DQ_VC_SHARED_SLOTS 16384u
+#define DQ_VC_MAX_IMPORTS 65536u /* regions that one peer may export to us */
 enum { DQ_DIR_RECV = 0, DQ_DIR_PUT = 1 };
 
 enum dq_msg_kind { DQ_KIND_SEND, DQ_KIND_PUT, DQ_KIND_RECV, DQ_KIND_PUT_IN, DQ_KIND_NOTIFY };
@@ -21,10 +22,12 @@ struct dq_msg {
 	bool holds_mem;
 	bool arrived;            /* incoming: every segment is here */
 	bool done_heard;         /* the peer's DONE came */
-	bool canceled;           /* incoming: CANCEL was sent; outgoing: nothing more is posted */
+	bool canceled;           /* receive: CANCEL was sent; put of the peer: CANCEL came; outgoing: nothing more is posted */
 	bool counted;            /* outgoing: in flow->outstanding */
+	bool owed;               /* in vc->awaiting */
 	uint16_t slot;
-	int32_t status;          /* outgoing: what its client is told at the end */
+	int32_t status;          /* outgoing: what its client is told at the end; receive: of the peer's DONE */
+	uint64_t expect;         /* incoming, after DONE or CANCEL: bytes that the peer wrote */
 	uint64_t serial;
 	uint64_t request;
 	uint64_t mem, offset, bytes;
@@ -50,8 +53,9 @@ struct dq_region {
 	uint32_t flow;
 	uint32_t id;             /* export: its own index; import: the id the peer gave */
 	uint32_t next_exporting;
+	bool mine;               /* exported here */
 	bool exporting;          /* in vc->exporting */
-	bool withdrawn;          /* UNEXPORT sent or received */
+	bool withdrawn;          /* UNEXPORT sent (and its answer owed) or received */
 	bool has_unexport;       /* a client's request waits for the answer */
 	uint32_t users;          /* import: puts under way into it */
 	uint64_t mem, addr, key, bytes;
@@ -113,10 +117,14 @@ bool dq_slot_take(struct dq_vc *vc, struct dq_flow *f, int dir, uint16_t *slot);
 void dq_slot_give(struct dq_vc *vc, struct dq_flow *f, int dir, uint16_t slot);
 void dq_slot_want(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir);   /* queue the flow for a shared slot */
 void dq_slot_unwant(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir);
-void dq_slot_serve(struct dq_vc *vc, uint64_t now_ns);    /* give freed shared slots to those who wait, clients in turn */
+void dq_slot_serve(struct dq_vc *vc);                     /* give freed shared slots to those who wait, clients in turn */
 
 /* vc_message.c */
-void dq_msg_serve(struct dq_vc *vc, uint32_t flow, int dir, uint64_t now_ns, uint32_t most); /* announce receives / start puts while slots are there */
+uint32_t dq_msg_serve(struct dq_vc *vc, uint32_t flow, int dir, uint32_t most); /* announce receives / start puts while slots are there; how many */
+void dq_msg_owes(struct dq_vc *vc, struct dq_msg *m, uint64_t now_ns);     /* the peer owes something for m, see vc->awaiting */
+void dq_msg_answered(struct dq_vc *vc, struct dq_msg *m, uint64_t now_ns);
+void dq_msg_detach_put(struct dq_vc *vc, struct dq_msg *put);              /* an arrived put: say DONE, forget its slot */
+void dq_msg_end_notifies(struct dq_vc *vc, struct dq_flow *f);             /* the peer closed: end those that no put will answer */
 void dq_msg_settle(struct dq_vc *vc, uint32_t index, uint64_t now_ns);   /* outgoing: act on all posted segments being complete */
 void dq_msg_stop(struct dq_vc *vc, uint32_t index, int32_t status, uint64_t now_ns); /* outgoing in ready: post no more of it */
 void dq_msg_finish(struct dq_vc *vc, struct dq_msg *m, int32_t status, uint64_t bytes); /* tell its client, once */
@@ -126,7 +134,7 @@ void dq_msg_unqueue(struct dq_vc *vc, struct dq_flow *f, uint32_t index);  /* ou
 void dq_region_free(struct dq_vc *vc, struct dq_list *list, uint32_t index);
 void dq_region_finish(struct dq_vc *vc, struct dq_region *r, int32_t status);  /* tell clients that wait for it */
 void dq_region_exported(struct dq_vc *vc);               /* complete exports that the peer acknowledged */
-int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
+int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m);
 int dq_msg_on_put(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
 int dq_msg_on_done(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
 int dq_msg_on_cancel(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);

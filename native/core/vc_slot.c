@@ -45,10 +45,19 @@ bool dq_slot_take(struct dq_vc *vc, struct dq_flow *f, int dir, uint16_t *slot)
 	bool shared = f->slots[dir] > 0;
 	if (shared && !may_share(vc, f->vc_client, dir))
 		return false;
-	if (s->free_count)
+	if (s->free_count) {
 		*slot = s->free_ids[--s->free_count];
-	else
+	} else {
+		if (s->fresh == s->free_room) { /* room for every slot ever taken, so that giving one back cannot fail */
+			uint32_t room = s->free_room ? s->free_room * 2 : 64;
+			uint16_t *ids = realloc(s->free_ids, room * sizeof *ids);
+			if (!ids)
+				return false;
+			s->free_ids = ids;
+			s->free_room = room;
+		}
 		*slot = (uint16_t)((dir == DQ_DIR_PUT ? DQ_SLOT_PUT_BASE : 0) + s->fresh++);
+	}
 	s->used++;
 	if (shared) {
 		s->shared++;
@@ -61,14 +70,6 @@ bool dq_slot_take(struct dq_vc *vc, struct dq_flow *f, int dir, uint16_t *slot)
 void dq_slot_give(struct dq_vc *vc, struct dq_flow *f, int dir, uint16_t slot)
 {
 	struct dq_vc_slots *s = &vc->slots[dir];
-	if (s->free_count == s->free_room) {
-		uint32_t room = s->free_room ? s->free_room * 2 : 64;
-		uint16_t *ids = realloc(s->free_ids, room * sizeof *ids);
-		if (!ids)
-			return; /* this one slot is lost; the next may find memory */
-		s->free_ids = ids;
-		s->free_room = room;
-	}
 	s->free_ids[s->free_count++] = slot;
 	s->used--;
 	if (--f->slots[dir] > 0) {
@@ -110,23 +111,28 @@ void dq_slot_unwant(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir)
 		dq_flow_at(vc->pools, n->next)->wait[dir].prev = n->prev;
 }
 
-void dq_slot_serve(struct dq_vc *vc, uint64_t now_ns)
+void dq_slot_serve(struct dq_vc *vc)
 {
 	for (int dir = 0; dir < 2; dir++) {
 		bool moved = vc->slots[dir].freed;
 		vc->slots[dir].freed = false;
 		while (moved) {
+			/* Once round all clients, one slot each; the next time it goes on after the one that got the last. */
+			struct dq_vc_client *c = vc->serve_next[dir] ? vc->serve_next[dir] : vc->clients, *first = c;
 			moved = false;
-			for (struct dq_vc_client *c = vc->clients; c; c = c->next) {
-				uint32_t flow = c->waiting[dir].head;
-				struct dq_flow *f;
-				if (flow == DQ_NONE || !may_share(vc, c, dir))
-					continue;
-				f = dq_flow_at(vc->pools, flow);
-				dq_slot_unwant(vc, flow, f, dir);
-				dq_msg_serve(vc, flow, dir, now_ns, 1); /* one, then the flow queues again behind the others */
-				moved = true;
-			}
+			do {
+				uint32_t flow = c ? c->waiting[dir].head : DQ_NONE;
+				struct dq_vc_client *next = c && c->next ? c->next : vc->clients;
+				if (flow != DQ_NONE && may_share(vc, c, dir)) {
+					struct dq_flow *f = dq_flow_at(vc->pools, flow);
+					dq_slot_unwant(vc, flow, f, dir);
+					/* One, then the flow queues again behind the others. */
+					if (dq_msg_serve(vc, flow, dir, 1) || !f->is_waiting[dir])
+						moved = true;
+					vc->serve_next[dir] = next;
+				}
+				c = next;
+			} while (c != first);
 		}
 	}
 }
