@@ -690,7 +690,7 @@ int dq_prober_target_remove(dq_prober *p, uint32_t id)
 		dq_schedule_remove(&p->regular, id);
 		dq_schedule_remove(&p->extra, id);
 		target_unlink(p, id);
-		*t = (struct target){ .generation = t->generation + 1 };
+		*t = (struct target){ .generation = t->generation }; /* the next user raises it */
 		p->stats.targets--;
 	}
 	state_unlock(p);

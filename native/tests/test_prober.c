@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "probe/packet.h"
 #include "probe/prober.h"
@@ -266,11 +267,14 @@ static void loopback_without_a_link_is_measured(void **state)
 	host_knows(&a, 0, &b, NULL, 2 * MS);
 	samples_take(&a, s, N);
 	uint64_t seen = now_ns();
+	int64_t prober_delay = 0;
 	for (unsigned i = 0; i < N; i++) {
 		assert_int_equal(s[i].result, DQ_PROBE_OK);
-		assert_true(s[i].rtt_ns >= 0 && s[i].responder_delay_ns >= 0);
+		assert_true(s[i].rtt_ns >= 0 && s[i].responder_delay_ns >= 0 && s[i].prober_delay_ns >= 0);
 		assert_true((uint64_t)(s[i].rtt_ns + s[i].responder_delay_ns) <= seen - s[i].time_ns);
+		prober_delay = DQ_MAX(prober_delay, s[i].prober_delay_ns);
 	}
+	assert_true(prober_delay > 0);
 	assert_true(stats_of(&a).acked >= N);
 	assert_true(stats_of(&b).answered >= N);
 	assert_stat(&b, sent, 0); /* interval 0: only answered */
@@ -400,6 +404,30 @@ static void acks_in_any_order_and_twice_make_one_sample(void **state)
 	assert_stat(&a, acked, 4);
 	assert_stat(&a, late, 0);
 	assert_stat(&a, malformed, 0);
+	host_stop(&a);
+	peer_stop(&peer);
+}
+
+/* The first ACK1 counts; its copy, sent later, must not make the way longer. */
+static void a_repeated_ack_does_not_change_the_time(void **state)
+{
+	(void)state;
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	host_start(&a);
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	struct dq_probe_packet p = peer_receive(&peer);
+	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_settle(&peer, &a, 1);
+	uint64_t between = now_ns();
+	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
+	samples_take(&a, &s, 1);
+	assert_int_equal(s.result, DQ_PROBE_OK);
+	assert_true((uint64_t)s.rtt_ns <= between - s.time_ns);
 	host_stop(&a);
 	peer_stop(&peer);
 }
@@ -730,6 +758,52 @@ static void a_target_can_be_removed_while_probes_are_under_way(void **state)
 	peer_stop(&silent);
 }
 
+/* However targets come and go, those that are there are found by their endpoint, and only those. */
+static void the_known_are_found_after_many_changes(void **state)
+{
+	(void)state;
+	enum { IDS = 40, KNOWN = IDS, UNKNOWN = IDS + 1, ROUNDS = 50, CHANGES = 100 };
+	struct host a;
+	struct peer known, unknown;
+	bool there[IDS] = { false };
+	uint32_t count = 0;
+	host_start_with(&a, tcp, (struct dq_prober_config){ .max_targets = IDS + 2, .timeout_ns = 60 * SECOND });
+	peer_start(&known, &a);
+	peer_start(&unknown, &a);
+	random_state = 7;
+	host_knows_peer(&a, UNKNOWN, &unknown, 0);
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		for (unsigned i = 0; i < CHANGES; i++) {
+			uint32_t id = (uint32_t)(random_next() % IDS);
+			uint8_t endpoint[] = { 1, 2, (uint8_t)(random_next() % 60) }; /* some twice */
+			if (random_next() % 3 == 0) {
+				assert_int_equal(dq_prober_target_remove(a.prober, id), there[id] ? 0 : -ENOENT);
+				count -= there[id];
+				there[id] = false;
+			} else {
+				assert_int_equal(dq_prober_target_set(a.prober, id, endpoint, sizeof endpoint, 1, NULL, 0, 0), 0);
+				count += !there[id];
+				there[id] = true;
+			}
+			if (i == CHANGES / 2) {
+				if (round)
+					assert_int_equal(dq_prober_target_remove(a.prober, KNOWN), 0);
+				host_knows_peer(&a, KNOWN, &known, 0);
+				if (round == 0)
+					assert_int_equal(dq_prober_target_remove(a.prober, UNKNOWN), 0);
+			}
+		}
+		peer_send(&unknown, DQ_PROBE_PROBE, round, a.token, 0);
+		peer_settle(&known, &a, round);
+		assert_stat(&a, refused_unknown, round + 1);
+		assert_stat(&a, answered, round + 1);
+		assert_stat(&a, targets, count + 1);
+	}
+	host_stop(&a);
+	peer_stop(&known);
+	peer_stop(&unknown);
+}
+
 struct flood {
 	struct peer peer;
 	uint64_t token;
@@ -803,10 +877,12 @@ static void a_full_ring_drops_and_counts(void **state)
 		stats = stats_of(&a);
 	} while (stats.timeouts < N);
 	assert_int_equal(stats_of(&a).samples_dropped, N - ROOM);
-	/* Taken one by one, the fd stays readable while some wait. */
+	/* Taken one by one, the fd stays readable while some wait, also when the caller reads it. */
 	for (unsigned i = 0; i < ROOM; i++) {
 		struct pollfd pfd = { .fd = dq_prober_event_fd(a.prober), .events = POLLIN };
+		uint64_t events;
 		assert_int_equal(poll(&pfd, 1, PATIENCE_MS), 1);
+		assert_int_equal(read(pfd.fd, &events, sizeof events), sizeof events);
 		assert_int_equal(dq_prober_drain(a.prober, s, 1), 1);
 	}
 	no_sample_waits(&a);
@@ -822,13 +898,15 @@ static void a_full_ring_drops_and_counts(void **state)
 static int poll_without_sent_events(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n)
 {
 	int got = tcp->dgram_poll(dg, out, n), kept = 0;
-	for (int i = 0; i < got; i++)
+	for (int i = 0; i < got; i++) {
+		out[i].time_ns += 123456789 * SECOND;
 		if (out[i].kind != DQ_DGRAM_SENT)
 			out[kept++] = out[i];
+	}
 	return got < 0 ? got : kept;
 }
 
-/* The event of the sending never comes: its software time stands in, on both sides, also in a foreign clock. */
+/* The event of the sending never comes: its software time stands in, on both sides, in whatever clock the events are. */
 static void a_missing_send_event_is_made_up_for(void **state)
 {
 	(void)state;
@@ -847,15 +925,18 @@ static void a_missing_send_event_is_made_up_for(void **state)
 		samples_take(&a, s, N);
 		uint64_t seen = now_ns();
 		unsigned ok = 0;
+		int64_t responder_delay = 0;
 		for (unsigned i = 0; i < N; i++) {
 			/* A software time may turn out later than the truth: then the sample is invalid, and never a loss. */
 			assert_true(s[i].result == DQ_PROBE_OK || s[i].result == DQ_PROBE_INVALID);
 			if (s[i].result == DQ_PROBE_OK) {
 				ok++;
 				assert_true(s[i].rtt_ns >= 0 && (uint64_t)s[i].rtt_ns <= seen - s[i].time_ns);
+				responder_delay = DQ_MAX(responder_delay, s[i].responder_delay_ns);
 			}
 		}
 		assert_true(ok > 0);
+		assert_true(responder_delay > 0);
 		host_stop(&a);
 		host_stop(&b);
 	}
@@ -902,9 +983,77 @@ static void what_cannot_be_sent_is_a_send_error(void **state)
 			assert_int_equal(s[i].result, DQ_PROBE_SEND_ERROR);
 		assert_stat(&a, send_errors, N);
 		assert_stat(&a, timeouts, 0);
+		/* An ACK1 that did not leave is not followed by an ACK2, which would tell a delay that never was. */
+		for (uint64_t id = 1; how == 1 && id <= N; id++) {
+			struct dq_probe_packet p;
+			peer_send(&peer, DQ_PROBE_PROBE, id, a.token, 0);
+			do
+				p = peer_receive(&peer);
+			while (p.type == DQ_PROBE_PROBE);
+			assert_int_equal(p.type, DQ_PROBE_ACK1);
+			assert_int_equal(p.id, id);
+		}
 		host_stop(&a);
 		peer_stop(&peer);
 	}
+}
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+
+static int poll_behind_the_gate(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n)
+{
+	pthread_mutex_lock(&gate);
+	pthread_mutex_unlock(&gate);
+	return tcp->dgram_poll(dg, out, n);
+}
+
+/* What counts is when an answer came in, not when a busy host found the time to look. */
+static void a_held_up_prober_judges_by_the_stamps(void **state)
+{
+	(void)state;
+	const uint64_t timeout = 300 * MS;
+	struct dq_provider gated = *tcp;
+	struct host a;
+	struct peer peer;
+	struct dq_probe_sample s;
+	gated.dgram_poll = poll_behind_the_gate;
+	host_start_with(&a, &gated, (struct dq_prober_config){ .timeout_ns = timeout });
+	peer_start(&peer, &a);
+	host_knows_peer(&a, 0, &peer, 0);
+	for (unsigned in_time = 0; in_time < 2; in_time++) {
+		assert_int_equal(dq_prober_once(a.prober, 0), 0);
+		struct dq_probe_packet p = peer_receive(&peer);
+		uint64_t received = now_ns();
+		pthread_mutex_lock(&gate);
+		if (in_time) {
+			uint8_t nothing = 0;
+			for (unsigned i = 0; i < 150; i++)
+				peer_send_bytes(&peer, &nothing, 1); /* more than is read at once */
+			peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+			peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
+		}
+		uint64_t sent = now_ns();
+		while (now_ns() < received + timeout + MS) {
+			struct timespec rest = { .tv_nsec = MS };
+			nanosleep(&rest, NULL);
+		}
+		if (!in_time) {
+			peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
+			peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
+		}
+		pthread_mutex_unlock(&gate);
+		samples_take(&a, &s, 1);
+		if (!in_time)
+			assert_int_equal(s.result, DQ_PROBE_TIMEOUT);
+		else if (sent < s.time_ns + timeout) /* else this test was held up itself */
+			assert_int_equal(s.result, DQ_PROBE_OK);
+		peer_settle(&peer, &a, in_time + 1);
+		no_sample_waits(&a);
+		if (!in_time)
+			assert_stat(&a, late, 1);
+	}
+	host_stop(&a);
+	peer_stop(&peer);
 }
 
 static atomic_uint failures_left;
@@ -994,6 +1143,7 @@ int main(void)
 		cmocka_unit_test(silence_is_one_timeout_a_probe),
 		cmocka_unit_test(one_ack_alone_is_a_timeout),
 		cmocka_unit_test(acks_in_any_order_and_twice_make_one_sample),
+		cmocka_unit_test(a_repeated_ack_does_not_change_the_time),
 		cmocka_unit_test(the_responders_delay_is_taken_off),
 		cmocka_unit_test(impossible_times_are_invalid_and_no_loss),
 		cmocka_unit_test(a_late_answer_is_counted_once_and_makes_no_sample),
@@ -1004,10 +1154,12 @@ int main(void)
 		cmocka_unit_test(a_source_is_answered_at_its_rate_only),
 		cmocka_unit_test(garbage_does_no_harm),
 		cmocka_unit_test(a_target_can_be_removed_while_probes_are_under_way),
+		cmocka_unit_test(the_known_are_found_after_many_changes),
 		cmocka_unit_test(a_busy_prober_obeys_and_stops),
 		cmocka_unit_test(a_full_ring_drops_and_counts),
 		cmocka_unit_test(a_missing_send_event_is_made_up_for),
 		cmocka_unit_test(what_cannot_be_sent_is_a_send_error),
+		cmocka_unit_test(a_held_up_prober_judges_by_the_stamps),
 		cmocka_unit_test(a_failing_endpoint_is_tried_again),
 		cmocka_unit_test(wrong_arguments_are_refused),
 	};
