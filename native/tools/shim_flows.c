@@ -3,12 +3,12 @@
  * shim_flows: many flows of several clients between two daemons, all with data at once.
  *
  *     shim_flows --near SOCKET --far SOCKET --flows 10,40,100 [--bytes 65536] [--outstanding 512] [--warmup-ms 500]
- *                [--seconds 3] [--hold]
+ *                [--buffers 32] [--seconds 3] [--hold]
  *
  * --flows has one number a client: so many flows it opens. Each client is a process at the near daemon that sends, with a
  * process at the far daemon that receives. Every flow always has at least one message outstanding; a client with few flows
  * has several on each, --outstanding together, so that it never runs dry for want of CPU. The messages of a client lie in the
- * same few buffers: what is measured is the sharing, not the memory.
+ * same few buffers (--buffers at each end): compare runs with the same number of them in all, or caches decide.
  *
  * Prints one JSON object a line:
  *     {"event": "opened", "flows": N, "seconds": S}
@@ -35,7 +35,6 @@
 
 #define TAG 7
 #define MAX_CLIENTS 64
-#define BUFFERS 32
 #define RING 16384u
 #define OPENING 1024u        /* connects or accepts under way at a time, a client */
 #define LOOK_PAST 64u        /* requests end nearly in order: look so far past one that has not ended */
@@ -45,7 +44,7 @@ struct options {
 	const char *near, *far;
 	unsigned flows[MAX_CLIENTS], clients;
 	size_t bytes;
-	unsigned outstanding;
+	unsigned outstanding, buffers;
 	long warmup_ms;
 	double seconds;
 	bool hold;
@@ -68,6 +67,7 @@ struct peer {
 	const struct options *o;
 	struct shared *shared;
 	unsigned id;
+	unsigned turn;               /* of the buffers */
 };
 
 /* Requests in the order in which they were made, with their flow. */
@@ -158,7 +158,7 @@ static void attach(struct peer *p, const char *path, const char *side)
 
 	snprintf(name, sizeof(name), "shim_flows %s %u", side, p->id);
 	check(path, dqplb_open(&options, &p->ctx));
-	check("mem_alloc", dqplb_mem_alloc(p->ctx, BUFFERS * p->o->bytes, &p->mem));
+	check("mem_alloc", dqplb_mem_alloc(p->ctx, p->o->buffers * p->o->bytes, &p->mem));
 	p->n = p->o->flows[p->id];
 	p->flows = need(calloc(p->n, sizeof(*p->flows)));
 }
@@ -211,7 +211,7 @@ static unsigned each(const struct peer *p)
 
 static int post(struct peer *p, struct queue *q, unsigned flow, bool receive)
 {
-	size_t offset = flow % BUFFERS * p->o->bytes;
+	size_t offset = p->turn++ % p->o->buffers * p->o->bytes;
 	dqplb_request *request;
 	int status = receive ? dqplb_recv(p->flows[flow], p->mem, offset, p->o->bytes, TAG, &request)
 			     : dqplb_send(p->flows[flow], p->mem, offset, p->o->bytes, TAG, &request);
@@ -293,7 +293,7 @@ static void sender(struct peer *p)
 	struct queue q;
 
 	attach(p, p->o->near, "near");
-	memset(dqplb_mem_address(p->mem), 0x5a, BUFFERS * p->o->bytes);
+	memset(dqplb_mem_address(p->mem), 0x5a, p->o->buffers * p->o->bytes);
 	rendezvous(&s->barrier);                       /* attached: the handles are there */
 	rendezvous(&s->barrier);                       /* go */
 	open_flows(p, NULL);
@@ -402,10 +402,10 @@ int main(int argc, char **argv)
 		{"near", required_argument, NULL, 'n'},      {"far", required_argument, NULL, 'f'},
 		{"flows", required_argument, NULL, 'F'},     {"bytes", required_argument, NULL, 'b'},
 		{"outstanding", required_argument, NULL, 'o'}, {"warmup-ms", required_argument, NULL, 'w'},
-		{"seconds", required_argument, NULL, 's'},   {"hold", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
+		{"seconds", required_argument, NULL, 's'},   {"buffers", required_argument, NULL, 'B'},
+		{"hold", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
 	};
-	struct options o = {.bytes = 65536, .outstanding = 512, .warmup_ms = 500, .seconds = 3};
+	struct options o = {.bytes = 65536, .outstanding = 512, .buffers = 32, .warmup_ms = 500, .seconds = 3};
 	struct sigaction action = {.sa_handler = on_child, .sa_flags = SA_RESTART};
 	pthread_barrierattr_t attributes;
 	struct shared *s;
@@ -423,13 +423,14 @@ int main(int argc, char **argv)
 		case 'o': o.outstanding = (unsigned)number(optarg, 1, RING / 2, "--outstanding"); break;
 		case 'w': o.warmup_ms = number(optarg, 0, 60000, "--warmup-ms"); break;
 		case 's': o.seconds = (double)number(optarg, 1, 600, "--seconds"); break;
+		case 'B': o.buffers = (unsigned)number(optarg, 1, 65536, "--buffers"); break;
 		case 'h': o.hold = true; break;
 		default: return 2;
 		}
 	}
 	if (!o.near || !o.far || !o.clients || optind != argc) {
 		fprintf(stderr, "usage: shim_flows --near SOCKET --far SOCKET --flows N,N,... [--bytes N] [--outstanding N] "
-				"[--warmup-ms N] [--seconds N] [--hold]\n");
+				"[--warmup-ms N] [--buffers N] [--seconds N] [--hold]\n");
 		return 2;
 	}
 	s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
