@@ -254,10 +254,7 @@ class Context:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left_ms = (
-                SLICE_MS if deadline is None else min(SLICE_MS, max(0, round((deadline - time.monotonic()) * 1000)))
-            )
-            status = lib.dqplb_wait_any(self._live(), left_ms)
+            status = lib.dqplb_wait_any(self._live(), slice_ms(deadline))
             if status != lib.DQPLB_ERR_TIMEOUT:
                 check(status)
                 return True

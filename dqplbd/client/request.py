@@ -85,12 +85,12 @@ class Request(Generic[T]):
 
     def test(self) -> bool:
         """Is it done?  Never waits.  :meth:`wait` then returns, or raises, at once."""
-        if self.done:
+        if self._is_done():
             return True
         if not self._lock.acquire(blocking=False):
             return False  # another thread waits for it at this moment
         try:
-            if self.done:
+            if self._is_done():
                 return True
             if self._context.closed:
                 self._closed()
@@ -114,9 +114,7 @@ class Request(Generic[T]):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._done:
-            left_ms = (
-                SLICE_MS if deadline is None else min(SLICE_MS, max(0, round((deadline - time.monotonic()) * 1000)))
-            )
+            left_ms = slice_ms(deadline)
             if not self._lock.acquire(timeout=left_ms / 1000):
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError(f"request: not done within {timeout} s")
@@ -143,6 +141,9 @@ class Request(Generic[T]):
             self._finish(status, result)
         elif status != lib.DQPLB_ERR_TIMEOUT:
             raise last_error(status)
+
+    def _is_done(self) -> bool:
+        return self._done
 
     @property
     def done(self) -> bool:

@@ -41,7 +41,7 @@ void dq_shim_sleep(dqplb_context *ctx, uint64_t deadline)
 	struct timespec t;
 
 	atomic_store(&ctx->control->client_waiting, 1);
-	dq_shim_fence();
+	dq_ring_fence();
 	if (!dq_shim_ring_idle(ctx) || ctx->copy_head) {
 		atomic_store(&ctx->control->client_waiting, ctx->sleepers ? 1u : 0u);
 		return;
@@ -56,7 +56,7 @@ void dq_shim_sleep(dqplb_context *ctx, uint64_t deadline)
 	ctx->sleepers--;
 	/* Others may still sleep, and an engine may lower the flag when it wakes: raise it again before the ring is looked at. */
 	atomic_store(&ctx->control->client_waiting, ctx->sleepers ? 1u : 0u);
-	dq_shim_fence();
+	dq_ring_fence();
 	dq_shim_liveness(ctx, false);
 	dq_staging_tick(ctx);
 }

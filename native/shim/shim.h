@@ -266,17 +266,6 @@ static inline uint64_t dq_shim_now_coarse(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static inline void dq_shim_fence(void)
-{
-#if defined(__SANITIZE_THREAD__)
-	/* That sanitizer refuses fences; a locked exchange orders as much on the machines where it runs. */
-	static _Atomic int barrier;
-	atomic_exchange(&barrier, 1);
-#else
-	atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
-
 static inline bool dq_shim_is_forked(const dqplb_context *ctx)
 {
 	return DQ_UNLIKELY(*ctx->guard == 0);

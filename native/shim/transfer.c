@@ -24,7 +24,7 @@ void dq_shim_submit(dqplb_context *ctx, const void *entries, uint32_t n)
 		dq_ring_write(&ctx->sq, i, e + (size_t)i * DQ_RING_ENTRY_BYTES);
 	dq_ring_produce(&ctx->sq, n);
 	/* The engine says that it sleeps, then looks at the ring once more: one of the two sees the other. */
-	dq_shim_fence();
+	dq_ring_fence();
 	if (atomic_load_explicit(&ctx->control->engine_asleep, memory_order_relaxed)) {
 		/* Full (EAGAIN) is as good as written: it is awake then. A daemon that is gone is noticed elsewhere. */
 		ssize_t ignored = write(ctx->eventfd, &one, sizeof one);

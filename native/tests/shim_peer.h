@@ -104,13 +104,6 @@ static void peer_die(const char *what)
 	abort();
 }
 
-/* The sanitizer knows no fences: an exchange orders as much. */
-static inline void peer_fence(void)
-{
-	static _Atomic int barrier;
-	atomic_exchange(&barrier, 1);
-}
-
 /* --- completions --- */
 
 static void peer_complete(struct peer_client *c, const struct dq_completion *done)
@@ -686,7 +679,7 @@ static void peer_wake_clients(struct peer *p)
 		if (!c->produced || !c->control)
 			continue;
 		c->produced = false;
-		peer_fence();
+		dq_ring_fence();
 		if (!atomic_load(&c->control->client_waiting))
 			continue;
 		if (p->lower_flag)
@@ -702,7 +695,7 @@ static void peer_asleep(struct peer *p, uint32_t value)
 	for (int k = 0; k < PEER_CLIENTS; k++)
 		if (p->clients[k].control)
 			atomic_store(&p->clients[k].control->engine_asleep, value);
-	peer_fence();
+	dq_ring_fence();
 }
 
 static void peer_adopt(struct peer *p)
