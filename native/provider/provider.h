@@ -191,7 +191,7 @@ struct dq_provider {
 	const char *(*dgram_time_source)(const struct dq_dgram *dg); /* "kernel", "completion", "software", "virtual" */
 };
 
-/* By name: "tcp", ...; NULL when this build has no such provider. */
+/* By name: "tcp", "fault:tcp" (fault.h), ...; NULL when this build has no such provider. */
 const struct dq_provider *dq_provider_find(const char *name);
 
 #endif

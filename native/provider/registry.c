@@ -2,6 +2,7 @@
 /* Which providers this build has. */
 #include <string.h>
 
+#include "provider/fault.h"
 #include "provider/tcp.h"
 
 static const struct dq_provider *const providers[] = {
@@ -10,6 +11,8 @@ static const struct dq_provider *const providers[] = {
 
 const struct dq_provider *dq_provider_find(const char *name)
 {
+	if (strncmp(name, "fault:", 6) == 0)
+		return dq_fault_find(name + 6);
 	for (size_t i = 0; i < sizeof providers / sizeof providers[0]; i++)
 		if (strcmp(providers[i]->name, name) == 0)
 			return providers[i];

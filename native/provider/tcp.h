@@ -21,7 +21,7 @@
 #define DQ_TCP_MAX_QPS 4096u
 #define DQ_TCP_MAX_DEPTH 4096u
 #define DQ_TCP_PENDING_MAX 256u        /* accepted connections that have not said hello; beyond it the oldest is closed */
-#define DQ_TCP_RX_BUFFER 4096u         /* headers and small payloads are read together; larger ones go straight into place */
+#define DQ_TCP_RX_BUFFER 8192u         /* headers and small payloads are read together; larger ones go straight into place */
 #define DQ_TCP_SILENT_HEARTBEATS 3u    /* unanswered for this many heartbeat times: the peer is taken for dead */
 
 struct dq_tcp_list {

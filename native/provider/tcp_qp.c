@@ -17,7 +17,8 @@
 #define TX_BYTES (1u << 20)            /* payload of one sendmsg, about */
 #define TX_CALLS 4                     /* sendmsg of one turn, so that other QPs get theirs */
 #define RX_BYTES (1u << 20)            /* received in one turn, about */
-#define RX_SPARE 1024u                 /* read behind a payload, in the hope of the next headers */
+#define RX_SMALL 2048u                 /* where payloads are up to this, reading many frames at once and copying them costs less */
+#define RX_SPARE 1024u                 /* read behind a larger payload: the next header, and little to copy */
 #define SHORTS_MIN 16u
 
 enum parse_result { PARSE_MORE, PARSE_PAUSED, PARSE_FAILED };
@@ -891,11 +892,11 @@ void dq_tcp_qp_receive(struct dq_tcp_qp *qp)
 		int n = 0;
 		size_t asked = 0;
 		if (qp->in_payload) { /* then the buffer is empty */
-			iov[n++] = (struct iovec){qp->place, qp->place_left};
-			asked = qp->place_left;
+			const uint32_t spare = qp->frame.len <= RX_SMALL ? DQ_TCP_RX_BUFFER : RX_SPARE;
 			qp->rx_head = qp->rx_tail = 0;
-			iov[n++] = (struct iovec){qp->rx_buffer, RX_SPARE};
-			asked += RX_SPARE;
+			iov[n++] = (struct iovec){qp->place, qp->place_left};
+			iov[n++] = (struct iovec){qp->rx_buffer, spare};
+			asked = (size_t)qp->place_left + spare;
 		} else {
 			const uint32_t have = qp->rx_tail - qp->rx_head;
 			memmove(qp->rx_buffer, qp->rx_buffer + qp->rx_head, have);
