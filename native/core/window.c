@@ -94,8 +94,8 @@ static void window_shrink(struct dq_window *w, uint64_t part, uint64_t whole, ui
 	limit = DQ_MIN(limit, w->limit - DQ_MIN(w->limit, segment));
 	w->limit = DQ_MAX(limit, w->profile.floor_bytes);
 	w->shrinks++;
-	w->round_min_ns = DQ_NEVER;
 	w->fresh_ns = now_ns;
+	w->stale = true;
 }
 
 static void window_round(struct dq_window *w, uint64_t now_ns)
@@ -149,8 +149,15 @@ void dq_window_done(struct dq_window *w, uint32_t bytes, uint64_t departure_ns, 
 		w->pinned_limit = DQ_WINDOW_PINNED_ROUNDS;
 		window_unpin(w);
 	}
-	if (departure_ns < w->fresh_ns)
+	if (DQ_UNLIKELY(w->stale)) {
+		if (departure_ns < w->fresh_ns)
+			return;
+		/* The first that departed after the change: the round begins, and with it an RTT of samples. */
+		w->stale = false;
+		w->round_start_ns = completion_ns;
+		w->round_min_ns = rtt;
 		return;
+	}
 	if (DQ_UNLIKELY(w->fitted_ns > w->base_ns + w->threshold_ns)) {
 		window_shrink(w, w->base_ns, 2 * w->fitted_ns, completion_ns);
 		w->fitted_ns = w->base_ns;

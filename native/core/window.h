@@ -78,6 +78,7 @@ struct dq_window {
 	uint64_t round_start_ns; /* a sample that departed at or after this ends the round */
 	uint64_t round_min_ns;   /* smallest RTT of this round, DQ_NEVER = no sample */
 	uint64_t fresh_ns;       /* samples that departed before this saw an older, larger window */
+	bool stale;              /* no sample since the window shrank departed after that */
 	uint32_t pinned_rounds;  /* rounds over the threshold at the floor, without a break */
 	uint32_t pinned_limit;   /* so many of them mean a longer path */
 	uint64_t pinned_min_ns;  /* smallest RTT of those */

@@ -313,6 +313,11 @@ static void test_warm(void **state)
 		assert_int_equal(g.active, 0);
 		assert_int_equal(members[5].level_bytes, members[5].window_bytes);
 	}
+	/* After a second of silence it is one of many. */
+	now += DQ_GRANT_WARM_NS;
+	dq_grants_split(&g, now);
+	assert_int_equal(g.warm, 0);
+	assert_in_range(members[5].level_bytes, pipe(rtt) / PEERS, told(pipe(rtt) / PEERS + 64 * KIB));
 	for (unsigned i = 0; i < PEERS; i++)
 		dq_grants_bytes(&g, &members[i], 4096, now);
 	dq_grants_split(&g, now);

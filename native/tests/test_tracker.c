@@ -148,6 +148,7 @@ static void run_message(struct dq_tracker *t, uint16_t slot, uint32_t count, uin
 	}
 	assert_int_equal(t->duplicates, duplicates);
 	assert_true(dq_tracker_complete(t, slot));
+	assert_int_equal(t->bitmap_bytes, 0); /* complete: nothing to remember but that */
 	assert_int_equal(dq_tracker_bytes(t, slot), m.bytes);
 	model_check_bitmap(t, slot, &m);
 	dq_tracker_release(t, slot);

@@ -669,6 +669,97 @@ static void test_samples_that_say_nothing(void **state)
 	assert_int_equal(w.inflight, 0);
 }
 
+/* Samples by hand: `n` segments that depart 1 us apart from `from` on, each taking `rtt`. Returns the last completion. */
+static uint64_t feed(struct dq_window *w, uint64_t from, unsigned n, uint64_t rtt)
+{
+	for (unsigned i = 0; i < n; i++)
+		dq_window_done(w, 0, from + i * US, from + i * US + rtt, true);
+	return from + (n - 1) * US + rtt;
+}
+
+/* One long queue shrinks the window once: what departed before the change says nothing about the window after it. */
+static void test_one_shrink_for_one_queue(void **state)
+{
+	struct dq_window_profile prof = profile_of(8 * US, 100 * GBIT, 4 * KIB, 2);
+	struct dq_window w;
+	uint64_t start = MS, end;
+
+	(void)state;
+	dq_window_init(&w, &prof);
+	/* The first sample ends a round. All others departed before it completed. */
+	end = feed(&w, start, 100, 100 * US);
+	assert_int_equal(w.shrinks, 1);
+	/* At most by half, however long the queue. */
+	assert_int_equal(w.limit, (prof.window_bytes / 2 + 4 * KIB - 1) / (4 * KIB) * (4 * KIB));
+	/* A round begins when the first that departed after the change completes, and ends an RTT later. */
+	assert_true(end < start + 200 * US);
+	feed(&w, start + 100 * US, 100, 100 * US);
+	assert_int_equal(w.shrinks, 1);
+	feed(&w, start + 200 * US, 1, 100 * US);
+	assert_int_equal(w.shrinks, 2);
+	/* A delay just over the threshold still costs a segment. */
+	dq_window_init(&w, &prof);
+	feed(&w, start, 1, 8 * US + w.threshold_ns + 1);
+	assert_true(w.limit <= prof.window_bytes - 4 * KIB);
+	dq_window_init(&w, &prof);
+	feed(&w, start, 1, 8 * US + w.threshold_ns);
+	assert_int_equal(w.limit, prof.window_bytes);
+}
+
+/* Each time the base is raised without proof, it takes twice as many rounds to do so again; a proof resets that. */
+static void test_raising_gets_harder(void **state)
+{
+	struct dq_window_profile prof = profile_of(8 * US, 100 * GBIT, 16 * KIB, 1.25);
+	uint64_t now = MS, rtt = 8 * US;
+	unsigned want = DQ_WINDOW_PINNED_ROUNDS;
+	struct dq_window w;
+
+	(void)state;
+	prof.window_bytes = prof.floor_bytes;
+	dq_window_init(&w, &prof);
+	for (unsigned raised = 1; raised <= 12; raised++) {
+		unsigned rounds = 0;
+
+		rtt = 2 * (w.base_ns + w.threshold_ns);
+		for (; w.reroutes < raised; rounds++, now += 2 * rtt)
+			dq_window_done(&w, 0, now, now + rtt, true);
+		assert_int_equal(rounds, want);
+		assert_int_equal(w.base_ns, rtt);
+		want = DQ_MIN(want * 2, DQ_WINDOW_PINNED_MAX);
+	}
+	dq_window_done(&w, 0, now, now + rtt - 1, true);
+	assert_int_equal(w.base_ns, rtt - 1);
+	assert_int_equal(w.pinned_limit, DQ_WINDOW_PINNED_ROUNDS);
+}
+
+/* What was learnt about the base outlives profiles that say the same as before, give or take an eighth. */
+static void test_learnt_base_and_profiles(void **state)
+{
+	struct dq_window_profile prof = profile_of(8 * US, 100 * GBIT, 16 * KIB, 1.25);
+	struct dq_window w;
+	uint64_t now = MS;
+
+	(void)state;
+	dq_window_init(&w, &prof);
+	for (; w.reroutes == 0; now += 500 * US)
+		dq_window_done(&w, 0, now, now + 240 * US, true);
+	assert_int_equal(w.base_ns, 240 * US);
+	prof.base_rtt_ns = 9 * US;
+	dq_window_set_profile(&w, &prof);
+	assert_int_equal(w.base_ns, 240 * US);
+	prof.base_rtt_ns = 230 * US;
+	dq_window_set_profile(&w, &prof);
+	assert_int_equal(w.base_ns, 230 * US);
+	dq_window_done(&w, 0, now, now + 200 * US, true);
+	assert_int_equal(w.base_ns, 200 * US);
+	prof.base_rtt_ns = 240 * US;
+	dq_window_set_profile(&w, &prof);
+	assert_int_equal(w.base_ns, 200 * US);
+	prof.base_rtt_ns = 8 * US;
+	dq_window_set_profile(&w, &prof);
+	assert_int_equal(w.base_ns, 8 * US);
+}
+
 static void test_departure(void **state)
 {
 	static const uint64_t rates[] = { 1000, 999999937, 100 * GBIT, 400 * GBIT, 799999999999ull, UINT64_MAX };
@@ -723,6 +814,9 @@ int main(void)
 		cmocka_unit_test(test_crowd_creeps_slowly),
 		cmocka_unit_test(test_no_adaptation),
 		cmocka_unit_test(test_samples_that_say_nothing),
+		cmocka_unit_test(test_one_shrink_for_one_queue),
+		cmocka_unit_test(test_raising_gets_harder),
+		cmocka_unit_test(test_learnt_base_and_profiles),
 		cmocka_unit_test(test_departure),
 	};
 
