@@ -298,29 +298,63 @@ static inline struct dq_tcp_mem *dq_tcp_mem_find(const struct dq_tcp_device *dev
 	return mem;
 }
 
+/* One user of the memory less. */
+static inline void dq_tcp_mem_drop(struct dq_tcp_mem **mem)
+{
+	if (*mem)
+		(*mem)->uses--;
+	*mem = NULL;
+}
+
 /* ---- tcp_qp.c ---- */
+
+static inline bool dq_tcp_same_token(const uint8_t *a, const uint8_t *b)
+{
+	uint8_t diff = 0;
+	for (unsigned i = 0; i < DQ_TCP_TOKEN_BYTES; i++) /* in constant time: the other side may be guessing */
+		diff |= a[i] ^ b[i];
+	return diff == 0;
+}
 
 int dq_tcp_qp_create(struct dq_device *dev, const struct dq_qp_attr *attr, struct dq_qp **out, struct dq_error *err);
 void dq_tcp_qp_endpoint(const struct dq_qp *qp, struct dq_endpoint *out);
 int dq_tcp_qp_connect(struct dq_qp *qp, const struct dq_endpoint *peer, bool dial, struct dq_error *err);
 void dq_tcp_qp_fence(struct dq_qp *qp);
 void dq_tcp_qp_destroy(struct dq_qp *qp);
-int dq_tcp_qp_post_write(struct dq_qp *qp, const struct dq_write *wr, unsigned n);
-int dq_tcp_qp_post_send(struct dq_qp *qp, const struct dq_send *wr, unsigned n);
-int dq_tcp_qp_post_recv(struct dq_qp *qp, const struct dq_recv *wr, unsigned n);
 
 /* A connection whose hello named this QP, rightly: answer it and go UP. Takes the fd, which is already in the epoll set. */
 void dq_tcp_qp_accept(struct dq_tcp_qp *qp, int fd);
 bool dq_tcp_qp_matches(const struct dq_tcp_qp *qp, const struct dq_tcp_hello *hello);
 void dq_tcp_qp_event(struct dq_tcp_qp *qp, uint32_t events);
-void dq_tcp_qp_receive(struct dq_tcp_qp *qp);
-void dq_tcp_qp_transmit(struct dq_tcp_qp *qp);
 void dq_tcp_qp_scan(struct dq_tcp_qp *qp, uint64_t now);
 void dq_tcp_qp_fail(struct dq_tcp_qp *qp, enum dq_wc_status status, uint32_t vendor);
-/* When the first frame that is not yet on the wire may go out, DQ_NEVER = there is none. */
-uint64_t dq_tcp_qp_release(const struct dq_tcp_qp *qp);
 /* The memory is about to go: fail the QP if it still needs it. */
 void dq_tcp_qp_forget(struct dq_tcp_qp *qp, struct dq_tcp_mem *mem);
+
+/* Both hellos were right. */
+void dq_tcp_qp_up(struct dq_tcp_qp *qp);
+/* The peer sent what it may not: tell it why, as far as the socket takes it, and end the connection. */
+void dq_tcp_qp_refuse(struct dq_tcp_qp *qp, enum dq_wc_status status);
+
+/* ---- tcp_send.c ---- */
+
+int dq_tcp_qp_post_write(struct dq_qp *qp, const struct dq_write *wr, unsigned n);
+int dq_tcp_qp_post_send(struct dq_qp *qp, const struct dq_send *wr, unsigned n);
+/* When the first frame that is not yet on the wire may go out, DQ_NEVER = there is none. */
+uint64_t dq_tcp_qp_release(const struct dq_tcp_qp *qp);
+/* Put the QP in the list it belongs to: dev->tx, dev->timed or none. */
+void dq_tcp_qp_schedule(struct dq_tcp_qp *qp);
+/* Send what may go out now. */
+void dq_tcp_qp_transmit(struct dq_tcp_qp *qp);
+/* Queue an acknowledgement of all that was taken. time_ns: its departure; on a link the virtual time of what it answers. */
+void dq_tcp_qp_ack(struct dq_tcp_qp *qp, uint64_t time_ns);
+void dq_tcp_qp_heartbeat(struct dq_tcp_qp *qp, uint8_t flags, uint64_t now);
+
+/* ---- tcp_receive.c ---- */
+
+int dq_tcp_qp_post_recv(struct dq_qp *qp, const struct dq_recv *wr, unsigned n);
+/* Read what the socket has, up to a turn's worth, act on it, and acknowledge. */
+void dq_tcp_qp_receive(struct dq_tcp_qp *qp);
 
 /* ---- tcp_dgram.c ---- */
 
