@@ -310,6 +310,7 @@ void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *us
 	stop_all(vc, f, DQ_ERR_CANCELED, now_ns);
 	finish_all(vc, &f->announced, DQ_ERR_CANCELED);
 	free_all(vc, &f->notifies, DQ_ERR_CANCELED);
+	drop_rtrs(vc, f); /* our FLOW_CLOSE answers them, and the peer may then name their slots anew */
 	for (uint32_t i = f->exports.head; i != DQ_NONE; i = dq_region_at(vc, i)->node.next)
 		dq_region_finish(vc, dq_region_at(vc, i), DQ_ERR_CANCELED);
 	while (!dq_list_empty(&f->arrived)) { /* nobody will take them */

@@ -45,6 +45,14 @@ static uint64_t now_ns(void)
 	return (uint64_t)ts.tv_sec * SECOND + (uint64_t)ts.tv_nsec;
 }
 
+static void wait_until(uint64_t time_ns)
+{
+	while (now_ns() < time_ns) {
+		struct timespec rest = { .tv_nsec = MS };
+		nanosleep(&rest, NULL);
+	}
+}
+
 static struct dq_device *device_open(void)
 {
 	struct dq_device_config cfg = { .name = "lo0", .address = "127.0.0.1" };
@@ -423,6 +431,7 @@ static void a_repeated_ack_does_not_change_the_time(void **state)
 	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
 	peer_settle(&peer, &a, 1);
 	uint64_t between = now_ns();
+	wait_until(between + 5 * MS);
 	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
 	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
 	samples_take(&a, &s, 1);
@@ -444,10 +453,9 @@ static void the_responders_delay_is_taken_off(void **state)
 
 	assert_int_equal(dq_prober_once(a.prober, 0), 0);
 	struct dq_probe_packet p = peer_receive(&peer);
-	uint64_t got = now_ns(), posted;
-	do
-		posted = now_ns();
-	while (posted - got < 3 * MS); /* a responder that is slow, by as much as it tells */
+	uint64_t got = now_ns();
+	wait_until(got + 3 * MS); /* a responder that is slow, by as much as it tells */
+	uint64_t posted = now_ns();
 	peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
 	peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, (int64_t)(posted - got));
 	samples_take(&a, &s, 1);
@@ -911,9 +919,10 @@ static void a_missing_send_event_is_made_up_for(void **state)
 {
 	(void)state;
 	enum { N = 5 };
-	struct dq_provider deaf = *tcp;
+	static struct dq_provider deaf;
 	struct host a, b;
 	struct dq_probe_sample s[N];
+	deaf = *tcp;
 	deaf.dgram_poll = poll_without_sent_events;
 	for (unsigned who = 0; who < 3; who++) {
 		host_start_with(&a, who != 1 ? &deaf : tcp, (struct dq_prober_config){ .timeout_ns = SECOND + SECOND / 2 });
@@ -966,9 +975,10 @@ static void what_cannot_be_sent_is_a_send_error(void **state)
 	enum { N = 5 };
 	struct dq_probe_sample s[N];
 	for (unsigned how = 0; how < 2; how++) {
-		struct dq_provider cut_off = *tcp;
+		static struct dq_provider cut_off;
 		struct host a;
 		struct peer peer;
+		cut_off = *tcp;
 		if (how == 0)
 			cut_off.dgram_send = send_refused;
 		else
@@ -1012,10 +1022,11 @@ static void a_held_up_prober_judges_by_the_stamps(void **state)
 {
 	(void)state;
 	const uint64_t timeout = 300 * MS;
-	struct dq_provider gated = *tcp;
+	static struct dq_provider gated;
 	struct host a;
 	struct peer peer;
 	struct dq_probe_sample s;
+	gated = *tcp;
 	gated.dgram_poll = poll_behind_the_gate;
 	host_start_with(&a, &gated, (struct dq_prober_config){ .timeout_ns = timeout });
 	peer_start(&peer, &a);
@@ -1033,10 +1044,7 @@ static void a_held_up_prober_judges_by_the_stamps(void **state)
 			peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
 		}
 		uint64_t sent = now_ns();
-		while (now_ns() < received + timeout + MS) {
-			struct timespec rest = { .tv_nsec = MS };
-			nanosleep(&rest, NULL);
-		}
+		wait_until(received + timeout + MS);
 		if (!in_time) {
 			peer_send(&peer, DQ_PROBE_ACK1, p.id, a.token, 0);
 			peer_send(&peer, DQ_PROBE_ACK2, p.id, a.token, 0);
@@ -1071,9 +1079,10 @@ static int poll_that_fails_for_a_while(struct dq_dgram *dg, struct dq_dgram_even
 static void a_failing_endpoint_is_tried_again(void **state)
 {
 	(void)state;
-	struct dq_provider flaky = *tcp;
+	static struct dq_provider flaky;
 	struct host a, b;
 	struct dq_probe_sample s;
+	flaky = *tcp;
 	flaky.dgram_poll = poll_that_fails_for_a_while;
 	atomic_store(&failures_left, 3);
 	host_start_with(&a, &flaky, (struct dq_prober_config){ .timeout_ns = 10 * MS });

@@ -218,16 +218,10 @@ static void check_content(struct vp *w, struct vp_op *op, const struct dq_done *
 	assert_int_equal(from->flow, w->ends[op->end]->flows[op->flow].peer);
 	assert_false(from->delivered);
 	from->delivered = true;
-	if (op->kind == VP_NOTIFY && op->host != from->host) {
-		/* its region is still exported, or the memory is gone */
-		for (uint32_t i = 0; i < w->op_count; i++) {
-			struct vp_op *x = &w->ops[i];
-			if (x->kind == VP_EXPORT && x->end == op->end && x->flow == op->flow && x->done && x->status == DQ_OK &&
-			    x->region == d->region && h->mems[x->mem].refs) {
-				verify(h->mems[x->mem].data + d->offset, d->bytes, name);
-				break;
-			}
-		}
+	if (op->kind == VP_NOTIFY && from->target != DQ_NONE) {
+		struct vp_mem *m = &h->mems[w->ops[from->target].mem];
+		if (m->refs) /* else the region was withdrawn since */
+			verify(m->data + d->offset, d->bytes, name);
 	}
 }
 
@@ -332,7 +326,7 @@ struct vp *vp_new(uint64_t seed)
 	w->prng = seed;
 	w->now_ns = START_NS;
 	w->check_content = true;
-	w->next_mem = DQ_NONE;
+	w->next_mem = w->put_target = DQ_NONE;
 	return w;
 }
 
@@ -705,7 +699,7 @@ uint32_t vp_unexport(struct vp *w, uint32_t end, uint32_t flow, uint32_t region)
 uint32_t vp_put(struct vp *w, uint32_t end, uint32_t flow, uint32_t region, uint64_t remote_offset, uint64_t bytes)
 {
 	return start(w, op_new(w, (struct vp_op){ .kind = VP_PUT, .end = end, .flow = flow, .region = region,
-						  .remote_offset = remote_offset, .bytes = bytes }));
+						  .remote_offset = remote_offset, .bytes = bytes, .target = w->put_target }));
 }
 
 uint32_t vp_notify(struct vp *w, uint32_t end, uint32_t flow)
@@ -728,14 +722,20 @@ const struct vp_op *vp_done(struct vp *w, uint32_t op)
 
 void vp_close_all(struct vp *w)
 {
-	for (uint32_t i = 0; i < w->end_count; i++) {
-		for (uint32_t f = 0; f < w->ends[i]->flow_room; f++) {
-			enum vp_flow_state s = w->ends[i]->flows[f].state;
-			if (!w->ends[i]->flows[f].closed && (s == VP_FLOW_OPENING || s == VP_FLOW_INCOMING || s == VP_FLOW_OPEN))
+	bool again = true;
+	while (again) { /* flows may still be on their way in */
+		again = false;
+		for (uint32_t i = 0; i < w->end_count; i++) {
+			for (uint32_t f = 0; f < w->ends[i]->flow_room; f++) {
+				enum vp_flow_state s = w->ends[i]->flows[f].state;
+				if (w->ends[i]->flows[f].closed || !(s == VP_FLOW_OPENING || s == VP_FLOW_INCOMING || s == VP_FLOW_OPEN))
+					continue;
 				vp_close(w, i, f, DQ_ERR_CLOSED);
+				again = true;
+			}
 		}
+		vp_settle(w);
 	}
-	vp_settle(w);
 }
 
 void vp_check_clean(struct vp *w)

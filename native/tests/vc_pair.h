@@ -44,6 +44,7 @@ struct vp_op {
 	uint64_t offset, bytes, tag;
 	uint32_t region;         /* EXPORT: as completed */
 	uint64_t remote_offset;
+	uint32_t target;         /* PUT: operation that exported its region, or DQ_NONE */
 	bool done, delivered;
 	int32_t status;
 	uint64_t done_bytes, done_ns;
@@ -109,6 +110,7 @@ struct vp {
 	bool manual_accept;      /* the test answers FLOW_OPENs */
 	bool expect_broken;      /* a broken protocol is expected: the VC fails, the test goes on */
 	bool check_content;      /* memories have bytes, which are checked; false: only references and bounds */
+	uint32_t put_target;     /* for the next puts: whose memory is checked when they are notified */
 	uint32_t next_mem;       /* memory for the next operations; DQ_NONE: each gets a new one */
 	void (*on_done)(struct vp *w, struct vp_op *op);
 	void *user;
