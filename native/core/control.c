@@ -18,7 +18,7 @@ int dq_control_init(struct dq_control_channel *c, uint32_t credits)
 	if (!c->queue)
 		return -ENOMEM;
 	c->queue_bytes = QUEUE_FIRST_BYTES;
-	c->head_number = c->sent_number = c->next_number = 1;
+	c->head_number = c->sent_number = c->sent_most = c->next_number = 1;
 	c->handled = c->handled_told = 1;
 	c->credits = credits;
 	c->posted = c->posted_told = credits; /* both ends post theirs before they connect */
@@ -30,6 +30,14 @@ void dq_control_fini(struct dq_control_channel *c)
 {
 	free(c->queue);
 	c->queue = NULL;
+}
+
+void dq_control_rebuild(struct dq_control_channel *c)
+{
+	c->sent = c->head;
+	c->sent_number = c->head_number;
+	c->posted = c->posted_told = c->peer_posted = c->credits;
+	c->tx_packets = 0;
 }
 
 /* Room for one more message of the largest size at the tail: move what is left to the front, or grow. */
@@ -106,6 +114,7 @@ uint32_t dq_control_pack(struct dq_control_channel *c, void *out)
 	memcpy((uint8_t *)out + DQ_WIRE_HEAD_BYTES, c->queue + c->sent, end - c->sent);
 	c->sent = end;
 	c->sent_number += h.count;
+	c->sent_most = DQ_MAX(c->sent_most, c->sent_number);
 	c->handled_told = c->handled;
 	c->posted_told = c->posted;
 	c->ack_now = false;
@@ -122,7 +131,7 @@ int dq_control_unpack(struct dq_control_channel *c, const void *packet, size_t b
 	int rc = dq_packet_head_decode(&h, packet, bytes);
 	if (rc)
 		return rc;
-	if (h.bytes != bytes || h.ack > c->sent_number || h.ack == 0)
+	if (h.bytes != bytes || h.ack > c->sent_most || h.ack == 0)
 		return -EPROTO; /* acknowledges what was never sent */
 	/* Credits only grow, and never beyond what can be posted at a time. */
 	if (h.credits - c->tx_packets > c->credits)
@@ -132,6 +141,10 @@ int dq_control_unpack(struct dq_control_channel *c, const void *packet, size_t b
 	while (c->head_number < h.ack) {
 		c->head += message_bytes(c->queue + c->head);
 		c->head_number++;
+	}
+	if (c->sent_number < c->head_number) { /* it had them before the rebuild */
+		c->sent = c->head;
+		c->sent_number = c->head_number;
 	}
 	if (h.count && h.first > c->handled)
 		return -EPROTO; /* a gap: something of this direction was lost, which a reliable QP never does */

@@ -20,6 +20,7 @@ struct dq_control_channel {
 	size_t tail;
 	uint64_t head_number;      /* number of the message at head */
 	uint64_t sent_number;      /* number of the message at sent */
+	uint64_t sent_most;        /* largest sent_number ever: after a rebuild messages are sent again */
 	uint64_t next_number;      /* of the next message queued; the first is 1 */
 	uint64_t handled;          /* next number expected from the peer = what we acknowledge */
 	uint64_t handled_told;
@@ -41,6 +42,8 @@ uint64_t dq_control_queue(struct dq_control_channel *c, const struct dq_message 
 bool dq_control_ready(const struct dq_control_channel *c);
 /* Write the next packet (room >= DQ_CONTROL_BYTES); its size. Call only when dq_control_ready. */
 uint32_t dq_control_pack(struct dq_control_channel *c, void *out);
+/* Both ends have a new control QP with fresh receives: everything not acknowledged is sent again, in order. */
+void dq_control_rebuild(struct dq_control_channel *c);
 /* A receive was posted again. */
 static inline void dq_control_posted(struct dq_control_channel *c, uint32_t n)
 {

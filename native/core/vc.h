@@ -25,8 +25,8 @@
  * Memory references: each operation holds its memory (an opaque 64-bit value of the owner) until mem_release; that may be
  * later than its completion.
  *
- * Callbacks must not call into the VC, with two exceptions: flow_incoming may accept, refuse or close its flow, and
- * flow_opened may close its flow.
+ * Callbacks must not call into the VC, with two exceptions: flow_incoming, and flow_opened with DQ_OK, are the last thing
+ * that is done for their message, and may call anything but dq_vc_fail and dq_vc_fini.
  */
 #ifndef DQ_CORE_VC_H
 #define DQ_CORE_VC_H
