@@ -35,7 +35,7 @@ def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
 
 def _quote(value: object) -> str:
     text = str(value)
-    return text if text and text.isprintable() and not set(' "=') & set(text) else json.dumps(text)
+    return text if text and text.isprintable() and not set(' "=') & set(text) else json.dumps(text, ensure_ascii=False)
 
 
 class TextFormatter(logging.Formatter):

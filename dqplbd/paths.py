@@ -189,14 +189,16 @@ class Paths:
         """Put another configuration in force; running VCs get what changes for them."""
         old, self._config, self._locations = self._config, config, locations
         self._policies()
-        for host_id, paths in self._by_host.items():
+        for host_id, paths in list(self._by_host.items()):
             location, source = self._locate(host_id)
             link = emulated_link(config, host_id)
-            for path in paths:
+            for path in list(paths):
                 path.location, path.location_source = location, source
                 path.labels_class = class_from_labels(self.own_location, location)
                 if link != path.link:
                     self._change_link(path, link)
+                if path.key not in self._paths:
+                    continue
                 if old.classification != config.classification or old.profiles.class_rtt_ns != (
                     config.profiles.class_rtt_ns
                 ):
@@ -225,14 +227,37 @@ class Paths:
         try:
             self._engine.path_link(path.number, link)
         except EngineError as error:
-            log.error("emulated link of %s not changed: %s", path, error, extra=fields(peer=path.host_id))
+            # What exists on a path without a link cannot be given one: the path has to begin anew.
+            if path.vcs:
+                log.warning(
+                    "emulated link of %s is put in force when its VCs have ended", path, extra=fields(peer=path.host_id)
+                )
+                return
+            log.info("path %s begins anew: %s", path, error.text, extra=fields(peer=path.host_id))
+            self._remake(path, link)
         else:
             path.link = link
+        if path.key not in self._paths:
+            return
         path.link_handle = self._engine.path_link_handle(path.number)
         path.estimator.reset()
         path.classifier = ClassifierState()
         path.windows = 0
         path.prober_delays.clear()
+
+    def _remake(self, path: Path, link: LinkSetting) -> None:
+        """Take a path without VCs out of the engine, and make it again there."""
+        profile = self._engine_profile(path, self._table.profile(path.key))
+        self._engine.path_remove(path.number, Status.CANCELED, "the path begins anew")
+        self._by_number.pop(path.number, None)
+        try:
+            path.number = self._engine.path_add(path.key[0], path.host_id, path.epoch, link, profile)
+        except EngineError as error:
+            log.error("path %s cannot be made anew: %s", path, error, extra=fields(peer=path.host_id))
+            self._drop(path)
+            return
+        path.link = link
+        self._by_number[path.number] = path
 
     # -- which paths there are
 
@@ -340,6 +365,10 @@ class Paths:
             self._engine.path_remove(path.number, status, why)
         except EngineError as error:
             log.error("path %s cannot be removed: %s", path, error, extra=fields(peer=path.host_id))
+        self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        """Forget a path that the engine has no more."""
         del self._paths[path.key]
         self._by_number.pop(path.number, None)
         rest = [one for one in self._by_host[path.host_id] if one is not path]
@@ -370,6 +399,9 @@ class Paths:
             self._in_use.get(path.key[0], set()).discard(path.host_id)
         path.failure = why
         path.dirty = True
+        link = emulated_link(self._config, path.host_id)
+        if link != path.link and not path.vcs:
+            self._change_link(path, link)
         self._targets_due = True
 
     # -- probing
@@ -420,7 +452,9 @@ class Paths:
                     path.prober_delays.append(max(sample.prober_delay_ns, 0))
                     path.responder_delays.append(max(sample.responder_delay_ns, 0))
                     self._on_rtt(path.path_class, sample.rtt_ns)
-                window = path.estimator.add(RESULTS[sample.result], sample.time_ns, sample.rtt_ns)
+                # Over an emulated link without delay times are computed, and the round trip is exactly 0.
+                rtt_ns = max(sample.rtt_ns, 1) if sample.result is ProbeResult.OK else 0
+                window = path.estimator.add(RESULTS[sample.result], sample.time_ns, rtt_ns)
                 if window is not None and window.complete and window.rtt_min_ns is not None:
                     self._window(path, window.rtt_min_ns)
                 for watcher in list(path.watchers):

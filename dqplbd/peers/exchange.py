@@ -387,6 +387,7 @@ class VcBroker:
                     raise error from None
             except Unreachable as unreachable:
                 error = _NeedFailed(Status.UNREACHABLE, str(unreachable))
+                self._peers.hurry(host_id)
         raise error
 
     async def _wait_inbound(self, host: _Host) -> None:

@@ -16,6 +16,7 @@ on.
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
@@ -273,7 +274,7 @@ def _reason(error: Exception) -> str:
     while cause is not None:
         if isinstance(cause, socket.gaierror):
             return f"the name cannot be resolved: {cause.strerror}"
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno)
         cause = cause.__cause__ or getattr(cause, "os_error", None)
     return str(error) or type(error).__name__
