@@ -127,6 +127,19 @@ class Daemon:
 
     # -- start
 
+    def handle_signals(self) -> None:
+        """Obey signals; from before the start on, since without a handler SIGHUP would end the process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hup)
+
+    def _on_hup(self) -> None:
+        if self.ready and not self.stopping:
+            self._spawn(self._hup())
+        else:
+            log.info("SIGHUP ignored: not %s", "running any more" if self.stopping else "started yet")
+
     async def start(self) -> None:
         """Start all parts in order.
 
@@ -330,10 +343,6 @@ class Daemon:
 
     async def run(self) -> None:
         """Until it is asked to stop; then stop."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._hup()))
         try:
             await self._stop.wait()
         finally:
@@ -570,6 +579,7 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _main(config: Config, file: FilePath | None, locations: HostLocations) -> int:
     daemon = Daemon(config, file, locations)
+    daemon.handle_signals()
     try:
         await daemon.start()
     except StartError as error:

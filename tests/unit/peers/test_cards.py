@@ -99,24 +99,22 @@ def test_any_bytes_are_a_card_or_an_error(model: Any, body: bytes) -> None:
 @given(st.sampled_from(sorted(HELLO)), JSON)
 def test_any_value_anywhere_in_a_hello_is_taken_or_refused(key: str, value: Any) -> None:
     body = encode({**HELLO, key: value})
+    problem = ""
     try:
-        hello = parse_card(Hello, body)
+        parse_card(Hello, body).location.as_location()
     except CardError as error:
-        assert str(error)
-        assert len(str(error)) < 2000
-    else:
-        try:
-            hello.location.as_location()
-        except CardError:
-            pass
+        problem = str(error)
+    assert len(problem) < 2000
 
 
 @given(st.sampled_from(sorted(REQUEST)), JSON)
 def test_any_value_anywhere_in_a_request_is_taken_or_refused(key: str, value: Any) -> None:
+    problem = ""
     try:
         parse_card(VcRequest, encode({**REQUEST, key: value}))
     except CardError as error:
-        assert len(str(error)) < 2000
+        problem = str(error)
+    assert len(problem) < 2000
 
 
 @pytest.mark.parametrize(
