@@ -24,7 +24,9 @@
 
 #include "probe/limiter.h"
 #include "probe/packet.h"
+#include "probe/samples.h"
 #include "probe/schedule.h"
+#include "probe/targets.h"
 
 #define MS 1000000ull
 #define SECOND (1000 * MS)
@@ -52,17 +54,6 @@
 
 /* The id of an event in the endpoint: what was sent in the upper, its counter in the lower half. */
 enum sent_what { SENT_PROBE = 1, SENT_ACK1 = 2, SENT_ACK2 = 3 };
-
-struct target {
-	struct dq_endpoint endpoint;  /* len is 0: the id is not used */
-	uint64_t token;               /* the peer's: shown in everything sent there */
-	struct dq_link *link;
-	uint64_t interval_ns;
-	struct dq_limiter limiter;
-	uint32_t generation;          /* probes under way to an earlier user of the id are void */
-	uint32_t chain;               /* next in its hash chain: id + 1, 0 = last */
-	uint32_t extra;
-};
 
 enum flight_state {
 	FLIGHT_FREE,
@@ -94,20 +85,16 @@ struct dq_prober {
 	struct dq_endpoint endpoint;
 	uint64_t timeout_ns;
 	uint64_t token;
-	uint32_t max_targets;
 	uint32_t life;                /* random: upper half of this prober's ids */
-	uint64_t seed;                /* of the hash */
 	struct dq_limiter_rate rate;
 	int dgram_fd;
 	int wake_fd;                  /* eventfd: look at the state again */
 	pthread_t thread;
 
 	pthread_mutex_t waiting_room;
-	pthread_mutex_t lock;         /* everything down to the next lock */
+	pthread_mutex_t lock;         /* everything down to stats */
 	bool stop;
-	struct target *targets;
-	uint32_t *buckets;            /* endpoint → id + 1 */
-	uint32_t bucket_mask;
+	struct dq_targets targets;
 	struct dq_schedule regular, extra;
 	struct flight *flights;
 	uint32_t flight_mask, flight_first, flight_next; /* counters, free-running */
@@ -121,11 +108,7 @@ struct dq_prober {
 	uint64_t broken_until;
 	struct dq_prober_stats stats;
 
-	pthread_mutex_t ring_lock;    /* the rest */
-	struct dq_probe_sample *ring;
-	uint32_t ring_size, ring_head, ring_count;
-	int event_fd;
-	uint64_t dropped;
+	struct dq_samples samples;    /* with a lock of its own */
 };
 
 static uint64_t now_ns(void)
@@ -162,99 +145,7 @@ static void clear_fd(int fd)
 	(void)done;
 }
 
-/* Samples */
-
-static bool sample_push(struct dq_prober *p, const struct dq_probe_sample *s)
-{
-	pthread_mutex_lock(&p->ring_lock);
-	bool room = p->ring_count < p->ring_size;
-	if (room) {
-		p->ring[((uint64_t)p->ring_head + p->ring_count) % p->ring_size] = *s;
-		p->ring_count++;
-	} else {
-		p->dropped++;
-	}
-	pthread_mutex_unlock(&p->ring_lock);
-	return room;
-}
-
-int dq_prober_drain(dq_prober *p, struct dq_probe_sample *out, uint32_t n)
-{
-	uint32_t taken = 0;
-	pthread_mutex_lock(&p->ring_lock);
-	n = DQ_MIN(n, (uint32_t)INT32_MAX);
-	while (taken < n && p->ring_count > 0) {
-		uint32_t run = DQ_MIN(DQ_MIN(n - taken, p->ring_count), p->ring_size - p->ring_head);
-		memcpy(out + taken, p->ring + p->ring_head, run * sizeof *out);
-		p->ring_head = (p->ring_head + run) % p->ring_size;
-		p->ring_count -= run;
-		taken += run;
-	}
-	if (p->ring_count == 0) {
-		p->ring_head = 0; /* keep to the same few pages */
-		clear_fd(p->event_fd);
-	} else {
-		signal_fd(p->event_fd); /* also when the caller read the event fd himself */
-	}
-	pthread_mutex_unlock(&p->ring_lock);
-	return (int)taken;
-}
-
-int dq_prober_event_fd(dq_prober *p)
-{
-	return p->event_fd;
-}
-
-/* Endpoints of known peers */
-
-static uint32_t *bucket_of(struct dq_prober *p, const struct dq_endpoint *e)
-{
-	uint64_t h = p->seed ^ e->len;
-	for (unsigned i = 0; i < e->len; i++) {
-		h = (h ^ e->data[i]) * 0x9e3779b97f4a7c15ull;
-		h ^= h >> 29;
-	}
-	return &p->buckets[(h ^ h >> 32) & p->bucket_mask];
-}
-
-static bool same_endpoint(const struct dq_endpoint *a, const struct dq_endpoint *b)
-{
-	return a->len == b->len && memcmp(a->data, b->data, a->len) == 0;
-}
-
-static struct target *target_find(struct dq_prober *p, const struct dq_endpoint *from)
-{
-	if (from->len == 0 || from->len > DQ_ENDPOINT_MAX)
-		return NULL;
-	for (uint32_t at = *bucket_of(p, from); at != 0; at = p->targets[at - 1].chain)
-		if (same_endpoint(&p->targets[at - 1].endpoint, from))
-			return &p->targets[at - 1];
-	return NULL;
-}
-
-static void target_link(struct dq_prober *p, uint32_t id)
-{
-	uint32_t *bucket = bucket_of(p, &p->targets[id].endpoint);
-	p->targets[id].chain = *bucket;
-	*bucket = id + 1;
-}
-
-static void target_unlink(struct dq_prober *p, uint32_t id)
-{
-	uint32_t *at = bucket_of(p, &p->targets[id].endpoint);
-	while (*at != id + 1)
-		at = &p->targets[*at - 1].chain;
-	*at = p->targets[id].chain;
-}
-
-/* The target of a probe or answer under way; NULL when it was removed meanwhile. */
-static struct target *target_of(struct dq_prober *p, uint32_t id, uint32_t generation)
-{
-	struct target *t = &p->targets[id];
-	return t->endpoint.len != 0 && t->generation == generation ? t : NULL;
-}
-
-static int packet_send(struct dq_prober *p, struct target *t, enum dq_probe_type type, uint64_t id, int64_t delta,
+static int packet_send(struct dq_prober *p, const struct dq_target *t, enum dq_probe_type type, uint64_t id, int64_t delta,
 		       enum sent_what what, uint32_t counter)
 {
 	struct dq_probe_packet packet = { .type = type, .id = id, .token = t->token, .delta_ns = delta };
@@ -317,7 +208,7 @@ static bool flight_end(struct dq_prober *p, struct flight *f, enum dq_probe_resu
 		p->stats.invalid++;
 		break;
 	}
-	return sample_push(p, &s);
+	return dq_samples_push(&p->samples, &s);
 }
 
 /* Both ACKs and T2 are there. */
@@ -339,12 +230,12 @@ static bool flight_finish(struct dq_prober *p, struct flight *f)
 
 static bool probe_send(struct dq_prober *p, uint32_t id)
 {
-	struct target *t = &p->targets[id];
+	const struct dq_target *t = dq_targets_get(&p->targets, id);
 	uint64_t now = now_ns();
 	if (p->flight_next - p->flight_first > p->flight_mask) {
 		struct dq_probe_sample s = { .target = id, .result = DQ_PROBE_SEND_ERROR, .time_ns = now };
 		p->stats.send_errors++;
-		return sample_push(p, &s);
+		return dq_samples_push(&p->samples, &s);
 	}
 	uint32_t counter = p->flight_next++;
 	struct flight *f = &p->flights[counter & p->flight_mask];
@@ -366,7 +257,7 @@ static struct flight *flight_find(struct dq_prober *p, uint32_t counter)
 static bool on_probe_event(struct dq_prober *p, uint32_t counter, const struct dq_dgram_event *ev)
 {
 	struct flight *f = flight_find(p, counter);
-	if (!f || f->state != FLIGHT_WAITING || f->sent || !target_of(p, f->target, f->generation))
+	if (!f || f->state != FLIGHT_WAITING || f->sent || !dq_targets_same(&p->targets, f->target, f->generation))
 		return false;
 	if (ev->kind == DQ_DGRAM_SEND_ERROR)
 		return flight_end(p, f, DQ_PROBE_SEND_ERROR);
@@ -388,10 +279,10 @@ static bool on_ack(struct dq_prober *p, const struct dq_probe_packet *packet, co
 		p->stats.late++;
 		return false;
 	}
-	struct target *t = target_of(p, f->target, f->generation);
+	const struct dq_target *t = dq_targets_same(&p->targets, f->target, f->generation);
 	if (!t)
 		return false;
-	if (!same_endpoint(&t->endpoint, &ev->from)) { /* a peer answers for another */
+	if (!dq_endpoint_same(&t->endpoint, &ev->from)) { /* a peer answers for another */
 		p->stats.refused_unknown++;
 		return false;
 	}
@@ -421,7 +312,7 @@ static bool flights_expire(struct dq_prober *p, uint64_t now)
 		struct flight *f = &p->flights[p->flight_first & p->flight_mask];
 		if (f->state != FLIGHT_WAITING)
 			continue;
-		if (!target_of(p, f->target, f->generation)) {
+		if (!dq_targets_same(&p->targets, f->target, f->generation)) {
 			f->state = FLIGHT_DONE;
 		} else if (f->t1 + p->timeout_ns > now) {
 			break;
@@ -442,13 +333,14 @@ static bool probes_send_due(struct dq_prober *p, bool *more)
 	for (unsigned n = 0; n < BATCH; n++) {
 		uint32_t id = dq_schedule_pop(&p->extra, now, &due);
 		if (id != DQ_NONE) {
-			if (--p->targets[id].extra > 0)
+			if (--dq_targets_get(&p->targets, id)->extra > 0)
 				dq_schedule_set(&p->extra, id, due);
 		} else {
 			id = dq_schedule_pop(&p->regular, now, &due);
 			if (id == DQ_NONE)
 				return pushed;
-			dq_schedule_set(&p->regular, id, dq_schedule_following(due, p->targets[id].interval_ns, now));
+			uint64_t interval = dq_targets_get(&p->targets, id)->interval_ns;
+			dq_schedule_set(&p->regular, id, dq_schedule_following(due, interval, now));
 		}
 		pushed |= probe_send(p, id);
 		/* An endpoint without stamps by the system knows the time of sending at once: fetch it. */
@@ -460,7 +352,7 @@ static bool probes_send_due(struct dq_prober *p, bool *more)
 /* The responder's side */
 
 /* Returns whether ACK1 was sent. */
-static bool on_probe(struct dq_prober *p, struct target *t, const struct dq_probe_packet *packet, uint64_t t3, uint64_t now)
+static bool on_probe(struct dq_prober *p, struct dq_target *t, const struct dq_probe_packet *packet, uint64_t t3, uint64_t now)
 {
 	uint32_t counter = p->answer_next;
 	if (!dq_limiter_take(&t->limiter, &p->rate, now) || counter - p->answer_first >= ANSWERS) {
@@ -473,7 +365,7 @@ static bool on_probe(struct dq_prober *p, struct target *t, const struct dq_prob
 	p->stats.answered++;
 	p->answer_next++;
 	p->answers[counter & (ANSWERS - 1)] = (struct answer){
-		.posted = posted, .t3 = t3, .id = packet->id, .counter = counter, .target = (uint32_t)(t - p->targets),
+		.posted = posted, .t3 = t3, .id = packet->id, .counter = counter, .target = dq_targets_id(&p->targets, t),
 		.generation = t->generation, .waiting = true,
 	};
 	return true;
@@ -481,7 +373,7 @@ static bool on_probe(struct dq_prober *p, struct target *t, const struct dq_prob
 
 static void answer_finish(struct dq_prober *p, struct answer *a, int64_t delta)
 {
-	struct target *t = target_of(p, a->target, a->generation);
+	const struct dq_target *t = dq_targets_same(&p->targets, a->target, a->generation);
 	a->waiting = false;
 	if (t)
 		packet_send(p, t, DQ_PROBE_ACK2, a->id, delta, SENT_ACK2, a->counter);
@@ -525,7 +417,7 @@ static bool on_received(struct dq_prober *p, const struct dq_dgram_event *ev, ui
 		p->stats.malformed++;
 		return false;
 	}
-	struct target *t = target_find(p, &ev->from);
+	struct dq_target *t = dq_targets_find(&p->targets, &ev->from);
 	if (!t) {
 		p->stats.refused_unknown++;
 		return false;
@@ -623,7 +515,7 @@ static void *run(void *arg)
 		state_unlock(p);
 
 		if (pushed)
-			signal_fd(p->event_fd);
+			dq_samples_notify(&p->samples);
 		if (more)
 			continue;
 
@@ -647,7 +539,7 @@ static void *run(void *arg)
 int dq_prober_target_set(dq_prober *p, uint32_t id, const uint8_t *endpoint, uint32_t endpoint_bytes, uint64_t token,
 			 void *link, uint64_t interval_ns, uint64_t phase_ns)
 {
-	if (id >= p->max_targets || endpoint_bytes == 0 || endpoint_bytes > DQ_ENDPOINT_MAX)
+	if (id >= p->targets.max || endpoint_bytes == 0 || endpoint_bytes > DQ_ENDPOINT_MAX)
 		return -EINVAL;
 	if ((interval_ns != 0 && interval_ns < MIN_INTERVAL_NS) || interval_ns > MAX_WAIT_NS || phase_ns > MAX_WAIT_NS)
 		return -ERANGE;
@@ -655,21 +547,12 @@ int dq_prober_target_set(dq_prober *p, uint32_t id, const uint8_t *endpoint, uin
 	memcpy(e.data, endpoint, endpoint_bytes);
 
 	state_lock(p);
-	struct target *t = &p->targets[id];
-	bool added = t->endpoint.len == 0;
-	if (added || !same_endpoint(&t->endpoint, &e)) {
-		if (added)
-			p->stats.targets++;
-		else
-			target_unlink(p, id);
-		t->endpoint = e;
-		t->generation++;
-		t->limiter = (struct dq_limiter){ 0 };
-		target_link(p, id);
-	}
+	struct dq_target *t = dq_targets_set(&p->targets, id, &e);
 	t->token = token;
 	t->link = link;
 	t->interval_ns = interval_ns;
+	if (t->extra == 0)
+		dq_schedule_remove(&p->extra, id); /* of another peer that had the id */
 	if (interval_ns)
 		dq_schedule_set(&p->regular, id, now_ns() + phase_ns);
 	else
@@ -681,17 +564,14 @@ int dq_prober_target_set(dq_prober *p, uint32_t id, const uint8_t *endpoint, uin
 
 int dq_prober_target_remove(dq_prober *p, uint32_t id)
 {
-	if (id >= p->max_targets)
+	if (id >= p->targets.max)
 		return -EINVAL;
 	state_lock(p);
-	struct target *t = &p->targets[id];
-	int rc = t->endpoint.len ? 0 : -ENOENT;
+	int rc = dq_targets_get(&p->targets, id) ? 0 : -ENOENT;
 	if (rc == 0) {
 		dq_schedule_remove(&p->regular, id);
 		dq_schedule_remove(&p->extra, id);
-		target_unlink(p, id);
-		*t = (struct target){ .generation = t->generation }; /* the next user raises it */
-		p->stats.targets--;
+		dq_targets_remove(&p->targets, id);
 	}
 	state_unlock(p);
 	return rc;
@@ -699,11 +579,11 @@ int dq_prober_target_remove(dq_prober *p, uint32_t id)
 
 int dq_prober_once(dq_prober *p, uint32_t id)
 {
-	if (id >= p->max_targets)
+	if (id >= p->targets.max)
 		return -EINVAL;
 	state_lock(p);
-	struct target *t = &p->targets[id];
-	int rc = t->endpoint.len == 0 ? -ENOENT : t->extra >= EXTRA_MAX ? -EAGAIN : 0;
+	struct dq_target *t = dq_targets_get(&p->targets, id);
+	int rc = !t ? -ENOENT : t->extra >= EXTRA_MAX ? -EAGAIN : 0;
 	if (rc == 0 && t->extra++ == 0)
 		dq_schedule_set(&p->extra, id, now_ns());
 	state_unlock(p);
@@ -712,14 +592,23 @@ int dq_prober_once(dq_prober *p, uint32_t id)
 	return rc;
 }
 
+int dq_prober_event_fd(dq_prober *p)
+{
+	return p->samples.event_fd;
+}
+
+int dq_prober_drain(dq_prober *p, struct dq_probe_sample *out, uint32_t n)
+{
+	return (int)dq_samples_drain(&p->samples, out, DQ_MIN(n, (uint32_t)INT32_MAX));
+}
+
 void dq_prober_stats(dq_prober *p, struct dq_prober_stats *out)
 {
 	state_lock(p);
 	*out = p->stats;
+	out->targets = p->targets.count;
 	state_unlock(p);
-	pthread_mutex_lock(&p->ring_lock);
-	out->samples_dropped = p->dropped;
-	pthread_mutex_unlock(&p->ring_lock);
+	out->samples_dropped = dq_samples_dropped(&p->samples);
 }
 
 int dq_prober_endpoint(dq_prober *p, uint8_t *out)
@@ -744,27 +633,16 @@ static void prober_free(struct dq_prober *p)
 		p->provider->dgram_close(p->dgram);
 	if (p->wake_fd >= 0)
 		close(p->wake_fd);
-	if (p->event_fd >= 0)
-		close(p->event_fd);
+	if (p->samples.size)
+		dq_samples_destroy(&p->samples);
 	pthread_mutex_destroy(&p->waiting_room);
 	pthread_mutex_destroy(&p->lock);
-	pthread_mutex_destroy(&p->ring_lock);
 	dq_schedule_destroy(&p->regular);
 	dq_schedule_destroy(&p->extra);
-	free(p->targets);
-	free(p->buckets);
+	dq_targets_destroy(&p->targets);
 	free(p->flights);
 	free(p->answers);
-	free(p->ring);
 	free(p);
-}
-
-static uint32_t power_of_two(uint32_t n, uint32_t low, uint32_t high)
-{
-	uint32_t power = low;
-	while (power < n && power < high)
-		power *= 2;
-	return power;
 }
 
 static int config_check(const struct dq_provider *provider, const struct dq_prober_config *cfg, struct dq_error *err)
@@ -790,39 +668,35 @@ static int prober_prepare(struct dq_prober *p, struct dq_device *dev, const stru
 {
 	p->timeout_ns = cfg->timeout_ns ? cfg->timeout_ns : DEFAULT_TIMEOUT_NS;
 	p->token = cfg->token;
-	p->max_targets = cfg->max_targets ? cfg->max_targets : DEFAULT_TARGETS;
-	p->ring_size = cfg->ring_samples ? cfg->ring_samples : DEFAULT_SAMPLES;
+	uint32_t targets = cfg->max_targets ? cfg->max_targets : DEFAULT_TARGETS;
+	uint32_t samples = cfg->ring_samples ? cfg->ring_samples : DEFAULT_SAMPLES;
 	dq_limiter_rate_set(&p->rate, cfg->answers_per_second ? cfg->answers_per_second : DEFAULT_ANSWERS);
 
 	/* The life makes ids of another start of this prober invalid, the seed keeps peers from choosing their hash bucket. */
 	struct { uint64_t seed; uint32_t life; uint32_t counter; } random;
 	if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
 		return dq_error_set(err, -errno, "prober: no random numbers from the system: %s", strerror(errno));
-	p->seed = random.seed;
 	p->life = random.life;
 	p->flight_first = p->flight_next = random.counter;
 
-	/* calloc: large ones are touched page by page as targets are added. */
-	p->targets = calloc(p->max_targets, sizeof *p->targets);
-	uint32_t buckets = power_of_two(p->max_targets, 64, MAX_TARGETS);
-	p->buckets = calloc(buckets, sizeof *p->buckets);
-	p->bucket_mask = buckets - 1;
-	uint32_t flights = power_of_two(p->max_targets, MIN_FLIGHTS, MAX_FLIGHTS);
+	uint32_t flights = MIN_FLIGHTS;
+	while (flights < targets && flights < MAX_FLIGHTS)
+		flights *= 2;
 	p->flights = calloc(flights, sizeof *p->flights);
 	p->flight_mask = flights - 1;
 	p->answers = calloc(ANSWERS, sizeof *p->answers);
-	p->ring = calloc(p->ring_size, sizeof *p->ring);
-	if (!p->targets || !p->buckets || !p->flights || !p->answers || !p->ring ||
-	    dq_schedule_init(&p->regular, p->max_targets) < 0 || dq_schedule_init(&p->extra, p->max_targets) < 0)
-		return dq_error_set(err, -ENOMEM, "prober: not enough memory for %u targets and %u samples; lower them",
-				    p->max_targets, p->ring_size);
+	if (!p->flights || !p->answers || dq_targets_init(&p->targets, targets, random.seed) < 0 ||
+	    dq_schedule_init(&p->regular, targets) < 0 || dq_schedule_init(&p->extra, targets) < 0)
+		return dq_error_set(err, -ENOMEM, "prober: not enough memory for %u targets; lower max_targets", targets);
+	int rc = dq_samples_init(&p->samples, samples);
+	if (rc < 0)
+		return dq_error_set(err, rc, "prober: cannot make a ring of %u samples: %s", samples, strerror(-rc));
 
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	p->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (p->wake_fd < 0 || p->event_fd < 0)
+	if (p->wake_fd < 0)
 		return dq_error_set(err, -errno, "prober: cannot create an eventfd: %s", strerror(errno));
 
-	int rc = p->provider->dgram_open(dev, &p->dgram, err);
+	rc = p->provider->dgram_open(dev, &p->dgram, err);
 	if (rc < 0) {
 		p->dgram = NULL;
 		return rc;
@@ -842,10 +716,9 @@ int dq_prober_start(const struct dq_provider *provider, struct dq_device *dev, c
 	if (!p)
 		return dq_error_set(err, -ENOMEM, "prober: not enough memory");
 	p->provider = provider;
-	p->wake_fd = p->event_fd = -1;
+	p->wake_fd = -1;
 	pthread_mutex_init(&p->waiting_room, NULL);
 	pthread_mutex_init(&p->lock, NULL);
-	pthread_mutex_init(&p->ring_lock, NULL);
 	rc = prober_prepare(p, dev, cfg, err);
 	if (rc == 0) {
 		/* Signals are the daemon's business: they must not land in this thread. */
