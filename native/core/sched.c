@@ -186,6 +186,7 @@ _Static_assert((DQ_MAX_QPS & (DQ_MAX_QPS - 1)) == 0, "a key is bytes * DQ_MAX_QP
 
 static inline uint64_t least_key(const struct dq_qps *q, uint32_t from, uint32_t to, uint64_t distance, uint64_t least)
 {
+#pragma GCC unroll 4
 	for (uint32_t i = from; i < to; i++, distance++) {
 		uint64_t key = q->bytes[i] * DQ_MAX_QPS + distance;
 

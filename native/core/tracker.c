@@ -26,6 +26,7 @@ struct dq_track_slot {
 	uint16_t got;               /* segments, 0..32768 */
 	uint16_t seen;              /* farthest index seen + 1 */
 	uint16_t total;             /* index of the last segment + 1, 0 = not known yet */
+	uint16_t mask;              /* words of the ring - 1 */
 	uint8_t state;
 	uint8_t class;
 };
@@ -100,6 +101,7 @@ static void slot_drop_ring(struct dq_tracker *t, struct dq_track_slot *s)
 	if (s->class)
 		ring_free(t, s->class, s->ring);
 	s->class = 0;
+	s->mask = 0;
 	s->word = 0;
 }
 
@@ -120,6 +122,7 @@ static bool slot_grow(struct dq_tracker *t, struct dq_track_slot *s, uint32_t wo
 	slot_drop_ring(t, s);
 	s->ring = ring;
 	s->class = (uint8_t)class;
+	s->mask = (uint16_t)(class_words(class) - 1);
 	return true;
 }
 
@@ -242,13 +245,13 @@ enum dq_track dq_tracker_segment(struct dq_tracker *t, uint16_t slot, uint16_t i
 		t->duplicates++;
 		return DQ_TRACK_DUPLICATE;
 	}
-	if (DQ_UNLIKELY(word - s->base >= class_words(s->class)) && !slot_grow(t, s, word)) {
+	if (DQ_UNLIKELY(word - s->base > s->mask) && !slot_grow(t, s, word)) {
 		if (begun)
 			dq_tracker_release(t, slot);
 		return DQ_TRACK_NOMEM;
 	}
 
-	at = s->class ? &s->ring[word & (class_words(s->class) - 1)] : &s->word;
+	at = s->class ? &s->ring[word & s->mask] : &s->word;
 	if (DQ_UNLIKELY(*at & bit)) {
 		if (last && !s->total)
 			return DQ_TRACK_CONFLICT;
@@ -269,13 +272,11 @@ enum dq_track dq_tracker_segment(struct dq_tracker *t, uint16_t slot, uint16_t i
 		return DQ_TRACK_COMPLETE;
 	}
 	if (DQ_UNLIKELY(*at == UINT64_MAX) && word == s->base) {
-		uint32_t mask = class_words(s->class) - 1;
-
 		/* Full words leave the ring; their places are the ring's new end. A message has 512 words at most. */
 		do {
 			*at = 0;
 			s->base++;
-			at = s->class ? &s->ring[s->base & mask] : &s->word;
+			at = s->class ? &s->ring[s->base & s->mask] : &s->word;
 		} while (*at == UINT64_MAX);
 	}
 	return DQ_TRACK_NEW;
@@ -330,13 +331,12 @@ void dq_tracker_release(struct dq_tracker *t, uint16_t slot)
 unsigned dq_tracker_bitmap(const struct dq_tracker *t, uint16_t slot, uint64_t *words, unsigned n)
 {
 	const struct dq_track_slot *s = slot_find(t, slot);
-	uint32_t segments, count, mask;
+	uint32_t segments, count;
 
 	if (!s || s->state == SLOT_FREE)
 		return 0;
 	segments = s->total ? s->total : s->seen;
 	count = (segments + WORD_BITS - 1) / WORD_BITS;
-	mask = class_words(s->class) - 1;
 	for (uint32_t w = 0; w < count && w < n; w++) {
 		uint32_t rest = segments - w * WORD_BITS;
 
@@ -344,10 +344,10 @@ unsigned dq_tracker_bitmap(const struct dq_tracker *t, uint16_t slot, uint64_t *
 			words[w] = rest < WORD_BITS ? (1ull << rest) - 1 : UINT64_MAX;
 		else if (w < s->base)
 			words[w] = UINT64_MAX;
-		else if (w - s->base > mask)
+		else if (w - s->base > s->mask)
 			words[w] = 0;
 		else
-			words[w] = s->class ? s->ring[w & mask] : s->word;
+			words[w] = s->class ? s->ring[w & s->mask] : s->word;
 	}
 	return count;
 }
