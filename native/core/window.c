@@ -46,6 +46,18 @@ static void window_unpin(struct dq_window *w)
 	w->pinned_min_ns = DQ_NEVER;
 }
 
+/* Nothing that samples taught holds any more: back to the profile. */
+static void window_forget(struct dq_window *w)
+{
+	w->limit = w->profile.window_bytes;
+	w->pinned_limit = DQ_WINDOW_PINNED_ROUNDS;
+	w->round_min_ns = DQ_NEVER;
+	w->stale = false;
+	window_unpin(w);
+	window_base(w, w->profile.base_rtt_ns);
+	w->fitted_ns = w->base_ns;
+}
+
 void dq_window_init(struct dq_window *w, const struct dq_window_profile *p)
 {
 	memset(w, 0, sizeof *w);
@@ -140,6 +152,7 @@ void dq_window_done(struct dq_window *w, uint32_t bytes, uint64_t departure_ns, 
 		return;
 	if (DQ_UNLIKELY(completion_ns < departure_ns)) {
 		w->skewed++;
+		window_forget(w);
 		return;
 	}
 	rtt = completion_ns - departure_ns;

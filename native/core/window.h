@@ -23,8 +23,8 @@
  *  Base      Starts as the profile's base RTT. A shorter sample lowers it at once. When it came down by more than the
  *            threshold, the path got shorter, and the window, fitted to the longer one, keeps a queue that hides the true
  *            base: limit *= new base / old base / 2, so that the queue drains and shows a shorter RTT still, and so on until
- *            that no longer moves. A sample with completion before departure says that the departure model is wrong, and
- *            nothing about the path: it is counted and ignored.
+ *            that no longer moves. A sample with completion before departure says that the departure model (or a clock)
+ *            is wrong, and with it all that earlier samples taught: it is counted, and base and window are the profile's.
  *  Reroute   On a longer path every delay exceeds the threshold, whatever the window does. When the window has stayed
  *            at its floor (or within a segment of it) for DQ_WINDOW_PINNED_ROUNDS rounds that all exceed the threshold, the
  *            smallest of those delays is taken for the path's and added to the base, and the window grows again. Many

@@ -513,6 +513,31 @@ static void test_nominal_rate_too_high(void **state)
 	free(s);
 }
 
+/* A device that sends four times what it is told to: the model is wrong, and the windows are the profile's, not the floor. */
+static void test_nominal_rate_too_low(void **state)
+{
+	struct dq_window_profile prof = profile_of(56 * US, 100 * GBIT, 64 * KIB, 1.25);
+	struct sim *s = sim_new(400 * GBIT, 400 * GBIT);
+	double used;
+
+	(void)state;
+	s->departure[0].rate_bps = 100 * GBIT;
+	for (unsigned i = 0; i < 4; i++) {
+		struct vc *v = vc_add(s, 0, 56 * US, &prof);
+
+		v->direct = true;
+		vc_start(s, v);
+	}
+	used = measure(s, 20 * MS);
+	show("nominal rate low", used, s, &s->vc[0]);
+	assert_true(used >= 0.97);
+	for (unsigned i = 0; i < 4; i++) {
+		assert_true(s->vc[i].window.skewed > 0);
+		assert_int_equal(s->vc[i].window.limit, prof.window_bytes);
+	}
+	free(s);
+}
+
 static void change_profile(struct sim *s)
 {
 	struct dq_window_profile p = profile_of(56 * US, 100 * GBIT, 32 * KIB, 0.5);
@@ -647,6 +672,14 @@ static void test_no_adaptation(void **state)
 	}
 }
 
+/* Samples by hand: `n` segments that depart 1 us apart from `from` on, each taking `rtt`. Returns the last completion. */
+static uint64_t feed(struct dq_window *w, uint64_t from, unsigned n, uint64_t rtt)
+{
+	for (unsigned i = 0; i < n; i++)
+		dq_window_done(w, 0, from + i * US, from + i * US + rtt, true);
+	return from + (n - 1) * US + rtt;
+}
+
 static void test_samples_that_say_nothing(void **state)
 {
 	struct dq_window_profile prof = profile_of(8 * US, 100 * GBIT, 16 * KIB, 1.25);
@@ -661,20 +694,18 @@ static void test_samples_that_say_nothing(void **state)
 		dq_window_done(&w, 16 * KIB, i * MS + 5, i * MS, true);        /* before it departed */
 	}
 	assert_int_equal(w.skewed, 100);
+	/* Whatever was learnt before: it goes with the first such sample. */
+	feed(&w, 200 * MS, 100, 300 * US);
+	assert_true(w.limit < prof.window_bytes);
+	dq_window_done(&w, 0, 301 * MS, 300 * MS, true);
+	assert_int_equal(w.skewed, 101);
+	w.shrinks = 0;
 	assert_int_equal(w.shrinks, 0);
 	assert_int_equal(w.base_ns, 8 * US);
 	assert_int_equal(w.limit, prof.window_bytes);
 	assert_int_equal(w.inflight, 0);
 	dq_window_done(&w, 16 * KIB, 0, 0, false); /* one too many: never below 0 */
 	assert_int_equal(w.inflight, 0);
-}
-
-/* Samples by hand: `n` segments that depart 1 us apart from `from` on, each taking `rtt`. Returns the last completion. */
-static uint64_t feed(struct dq_window *w, uint64_t from, unsigned n, uint64_t rtt)
-{
-	for (unsigned i = 0; i < n; i++)
-		dq_window_done(w, 0, from + i * US, from + i * US + rtt, true);
-	return from + (n - 1) * US + rtt;
 }
 
 /* One long queue shrinks the window once: what departed before the change says nothing about the window after it. */
@@ -813,6 +844,7 @@ int main(void)
 		cmocka_unit_test(test_jitter),
 		cmocka_unit_test(test_shared_departure),
 		cmocka_unit_test(test_nominal_rate_too_high),
+		cmocka_unit_test(test_nominal_rate_too_low),
 		cmocka_unit_test(test_set_profile_running),
 		cmocka_unit_test(test_floor_progresses),
 		cmocka_unit_test(test_crowd_creeps_slowly),
