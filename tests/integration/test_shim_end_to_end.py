@@ -464,10 +464,10 @@ def pkg_config(*arguments: str) -> list[str]:
 def test_the_complete_program(cluster: Cluster, tmp_path: Path, far: str) -> None:
     program, handle = tmp_path / "pingpong", tmp_path / "handle"
     (libdir,) = pkg_config("--variable=libdir")
+    flags = [*pkg_config("--cflags", "--libs"), f"-Wl,-rpath,{libdir}"]
     source = ROOT / "docs" / "examples" / "pingpong.c"
     done = subprocess.run(
-        ["gcc", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(program)]
-        + [*pkg_config("--cflags", "--libs"), f"-Wl,-rpath,{libdir}"],
+        ["gcc", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(program), *flags],
         capture_output=True,
         text=True,
     )
