@@ -422,9 +422,14 @@ def result_rows(good: int, wanted: int, transfers: Sequence[Transfer]) -> list[d
         rows.append(row(f"{prefix}_inflight_peak", peak, "bytes", window, 1.0, peak <= window))
         before = static[one.distance] if computed else None
         for name, value, unit, old in (
-            ("queue_delay", one.queue_delay_ns, "ns", before and before.queue_delay_ns),
-            ("queue_delay_max", one.queue_delay_max_ns, "ns", before and before.queue_delay_max_ns),
-            ("link_queue_peak", one.live.link_queue_peak_bytes, "bytes", before and before.live.link_queue_peak_bytes),
+            ("queue_delay", one.queue_delay_ns, "ns", before.queue_delay_ns if before else None),
+            ("queue_delay_max", one.queue_delay_max_ns, "ns", before.queue_delay_max_ns if before else None),
+            (
+                "link_queue_peak",
+                one.live.link_queue_peak_bytes,
+                "bytes",
+                before.live.link_queue_peak_bytes if before else None,
+            ),
         ):
             met = value <= 0.1 * old if old else None
             rows.append(row(f"{prefix}_{name}", value, unit, old, 0.1 if old else None, met))
