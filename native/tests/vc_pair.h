@@ -94,6 +94,7 @@ struct vp_end {
 	uint64_t inflight, inflight_peak;
 	uint64_t completed_bytes;/* segments completed */
 	uint64_t packets;
+	uint64_t client_bytes[16]; /* posted by client % 16 */
 };
 
 struct vp_event;
@@ -108,7 +109,7 @@ struct vp {
 	struct vp_op *ops;
 	uint32_t op_count, op_room, op_open;
 	bool manual_accept;      /* the test answers FLOW_OPENs */
-	bool expect_broken;      /* a broken protocol is expected: the VC fails, the test goes on */
+	bool expect_broken;      /* a broken protocol is expected: the VC fails, the test goes on; nothing is said of memory then */
 	bool check_content;      /* memories have bytes, which are checked; false: only references and bounds */
 	uint32_t put_target;     /* for the next puts: whose memory is checked when they are notified */
 	uint32_t next_mem;       /* memory for the next operations; DQ_NONE: each gets a new one */
