@@ -3,11 +3,22 @@
 
 from collections.abc import Sequence
 
-from dqplbd.admin.model import Client, Device, Explanation, ExplanationStep, Path, Peer, ProbeReport, Status
+from dqplbd.admin.model import (
+    BenchReport,
+    Client,
+    Device,
+    Explanation,
+    ExplanationStep,
+    Path,
+    Peer,
+    ProbeReport,
+    Status,
+)
 from dqplbd.cli.render import Column, Table, dash
 from dqplbd.units import format_bytes, format_ns, format_rate
 
 __all__ = [
+    "bench_tables",
     "client_table",
     "device_table",
     "duration",
@@ -358,3 +369,57 @@ def probe_table(report: ProbeReport) -> Table:
         for path in report.paths
     ]
     return Table(columns, rows)
+
+
+def bench_tables(report: BenchReport) -> list[Table]:
+    """Throughput and latency, a table each where there is something."""
+    tables = []
+    if report.throughput:
+        columns = [
+            Column("memory", style="bold"),
+            Column("flows", "right"),
+            Column("message", "right"),
+            Column("messages", "right"),
+            Column("outstanding", "right"),
+            Column("seconds", "right"),
+            Column("throughput", "right"),
+            Column("per second", "right"),
+            Column("content"),
+        ]
+        rows = [
+            (
+                one.memory,
+                str(one.flows),
+                format_bytes(one.message_bytes),
+                str(one.messages),
+                str(one.outstanding),
+                f"{one.seconds:.3f}",
+                format_rate(one.bytes_per_second * 8),
+                format_bytes(round(one.bytes_per_second)),
+                "verified" if one.verified else "WRONG",
+            )
+            for one in report.throughput
+        ]
+        tables.append(Table(columns, rows))
+    if report.latency:
+        columns = [
+            Column("message", "right", "bold"),
+            Column("round trips", "right"),
+            Column("min", "right"),
+            Column("median", "right"),
+            Column("p99", "right"),
+            Column("max", "right"),
+        ]
+        pings = [
+            (
+                format_bytes(one.message_bytes),
+                str(one.rounds),
+                format_ns(one.min_ns),
+                format_ns(one.p50_ns),
+                format_ns(one.p99_ns),
+                format_ns(one.max_ns),
+            )
+            for one in report.latency
+        ]
+        tables.append(Table(columns, pings))
+    return tables
