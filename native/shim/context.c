@@ -100,6 +100,7 @@ void dq_shim_liveness(dqplb_context *ctx, bool force)
 	if (!force && now < ctx->next_liveness)
 		return;
 	ctx->next_liveness = now + DQ_SHIM_LIVENESS_NS;
+	dq_staging_tick(ctx);
 	n = recv(ctx->socket, &c, 1, MSG_PEEK | MSG_DONTWAIT);
 	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
 		dq_shim_die(ctx, DQPLB_ERR_DAEMON, "the daemon at %s is gone (%s): open a new context when it is back", ctx->socket_path,
@@ -303,6 +304,7 @@ int dqplb_open(const dqplb_options *options, dqplb_context **out)
 	pthread_mutex_init(&ctx->socket_lock, NULL);
 	pthread_cond_init(&ctx->copied, NULL);
 	ctx->socket = ctx->eventfd = -1;
+	ctx->chunk_idle_ns = DQ_SHIM_CHUNK_IDLE_NS;
 	ctx->spin_ns = 1000u * (uint64_t)(o.spin_us ? o.spin_us : cpus() < SPIN_CPUS_MIN ? 0 : SPIN_US_DEFAULT);
 
 	status = choose_socket(&o, ctx);

@@ -105,8 +105,10 @@ struct dq_control {
 	uint32_t version;
 	uint32_t entries;
 	uint32_t reserved;
-	_Alignas(64) _Atomic uint32_t engine_asleep;  /* written by the engine: 1 = write to the eventfd after submitting */
-	_Alignas(64) _Atomic uint32_t client_waiting; /* written by the client: 1 = futex wake wanted after completions */
+	_Alignas(64) _Atomic uint32_t engine_asleep;  /* raised by the engine: 1 = write to the eventfd after submitting; lowered by
+						       * either when it wakes */
+	_Alignas(64) _Atomic uint32_t client_waiting; /* raised by the client: 1 = futex wake wanted after completions; lowered by
+						       * either */
 	_Atomic uint32_t wake;                        /* futex word, incremented by the engine before it wakes all who sleep on
 						       * it; also by client threads that wake each other */
 	_Alignas(64) _Atomic uint32_t closed;         /* written by the engine: this client was cut off (enum dq_status, negated) */

@@ -58,7 +58,6 @@ void dq_shim_sleep(dqplb_context *ctx, uint64_t deadline)
 	atomic_store(&ctx->control->client_waiting, ctx->sleepers ? 1u : 0u);
 	dq_ring_fence();
 	dq_shim_liveness(ctx, false);
-	dq_staging_tick(ctx);
 }
 
 /* The request is done. Its waiters learn it from the state, or are woken at the end of the round. */

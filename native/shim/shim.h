@@ -24,6 +24,7 @@
 #define DQ_SHIM_INTERNAL_RESERVE 16u      /* ring entries kept for closing flows and listeners */
 #define DQ_SHIM_INLINE_COPY_BYTES 65536u  /* staged data up to this is copied with the lock held */
 #define DQ_SHIM_STAGING_BYTES (64ull << 20) /* usual size of a staging chunk */
+#define DQ_SHIM_CHUNK_IDLE_NS 10000000000ull /* a staging chunk unused for so long goes back to the daemon, but the last one */
 #define DQ_SHIM_LIVENESS_NS 10000000ull   /* a busy context looks at its socket this often */
 #define DQ_SHIM_SLICE_NS 200000000ull     /* longest sleep without a look at the socket */
 #define DQ_SHIM_CLOSE_NS 1000000000ull    /* longest wait for the daemon in dqplb_close() */
@@ -152,6 +153,7 @@ struct dqplb_context {
 
 	struct dq_shim_chunk *chunks;   /* staging, see staging.h */
 	uint64_t next_trim;
+	uint64_t chunk_idle_ns;         /* DQ_SHIM_CHUNK_IDLE_NS, less in tests */
 	bool preparing;                 /* a thread gets the first one */
 	bool growing;                   /* an answer about a new chunk is awaited */
 	int grow_status;                /* of the last answer */

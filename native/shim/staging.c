@@ -6,8 +6,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define IDLE_NS 10000000000ull  /* a chunk unused for so long goes back */
-#define TRIM_NS 1000000000ull   /* how often that is looked for */
 #define RETRY_NS 500000000ull   /* after a refusal, ask again so much later */
 #define SMALL_BYTES (1ull << 20) /* when the usual size is refused, no chunk smaller than this */
 
@@ -193,19 +191,19 @@ void dq_staging_tick(dqplb_context *ctx)
 	now = dq_shim_now_coarse();
 	if (now < ctx->next_trim)
 		return;
-	ctx->next_trim = now + TRIM_NS;
-	for (struct dq_shim_chunk *chunk = ctx->chunks; chunk; chunk = chunk->next) {
-		struct dq_client_request request = {.type = DQ_REQ_MEM_FREE, .arg0 = chunk->id};
-
-		if (chunk->arena.used || now - chunk->idle_since < IDLE_NS)
-			continue;
-		dq_shim_async_poll(ctx);
-		if (dq_shim_call_async(ctx, &request) != DQPLB_OK)
-			return;
-		unlink_chunk(ctx, chunk);
-		destroy(chunk);
-		return; /* one a round */
-	}
+	ctx->next_trim = now + ctx->chunk_idle_ns / 8;
+	struct dq_shim_chunk *idle = NULL; /* the largest: one a round, and the usual size stays */
+	for (struct dq_shim_chunk *chunk = ctx->chunks; chunk; chunk = chunk->next)
+		if (!chunk->arena.used && now - chunk->idle_since >= ctx->chunk_idle_ns && (!idle || chunk->bytes > idle->bytes))
+			idle = chunk;
+	if (!idle)
+		return;
+	struct dq_client_request request = {.type = DQ_REQ_MEM_FREE, .arg0 = idle->id};
+	dq_shim_async_poll(ctx); /* the answer about the one before */
+	if (dq_shim_call_async(ctx, &request) != DQPLB_OK)
+		return;
+	unlink_chunk(ctx, idle);
+	destroy(idle);
 }
 
 void dq_staging_destroy(dqplb_context *ctx)

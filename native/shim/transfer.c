@@ -25,7 +25,9 @@ void dq_shim_submit(dqplb_context *ctx, const void *entries, uint32_t n)
 	dq_ring_produce(&ctx->sq, n);
 	/* The engine says that it sleeps, then looks at the ring once more: one of the two sees the other. */
 	dq_ring_fence();
-	if (atomic_load_explicit(&ctx->control->engine_asleep, memory_order_relaxed)) {
+	if (atomic_load_explicit(&ctx->control->engine_asleep, memory_order_relaxed) &&
+	    atomic_exchange_explicit(&ctx->control->engine_asleep, 0, memory_order_relaxed)) {
+		/* Lowered here, so that one call wakes it and not each of a burst; it raises the flag before it sleeps again. */
 		/* Full (EAGAIN) is as good as written: it is awake then. A daemon that is gone is noticed elsewhere. */
 		ssize_t ignored = write(ctx->eventfd, &one, sizeof one);
 		(void)ignored;

@@ -14,6 +14,7 @@
 #include <grp.h>
 #include <sys/wait.h>
 
+#include "shim/shim.h" /* for its time-outs only */
 #include "shim_peer.h"
 
 #define ok(call) ok_at((call), #call, __LINE__)
@@ -505,6 +506,42 @@ static void test_staging_grows_without_blocking(void **state)
 	assert_int_equal(wait_for(s).status, DQPLB_OK);
 	assert_int_equal(wait_for(r).bytes, bytes);
 	assert_int_equal(((uint8_t *)dqplb_mem_address(mb))[bytes - 1], 0x5a);
+	dqplb_close(a);
+	dqplb_close(b);
+	free(from);
+}
+
+static void test_idle_staging_goes_back(void **state)
+{
+	dqplb_context *a = open_with(0, 0), *b = open_with(0, 0);
+	size_t bytes = (64u << 20) + 1;
+	uint8_t *from = malloc(bytes);
+	dqplb_request *s, *r;
+	dqplb_mem *ma, *mb;
+	dqplb_flow *fa, *fb;
+	int status;
+
+	(void)state;
+	connect_pair(a, b, &fa, &fb);
+	a->chunk_idle_ns = 1;
+	ok(dqplb_mem_register(a, from, bytes, &ma));
+	ok(dqplb_mem_alloc(b, 4096, &mb));
+	memset(from, 1, bytes);
+	retry(a, status, dqplb_send(fa, ma, 0, bytes, 0, &s)); /* waits for a receive: its chunk is in use */
+	ok(status);
+	for (int i = 0; i < 20; i++) /* each looks */
+		dqplb_wait_any(a, 20);
+	assert_int_equal(peer->staging_chunks, 1); /* the first one went, unused */
+	ok(dqplb_recv(fb, mb, 0, 4096, 0, &r));
+	assert_int_equal(wait_for(s).status, DQPLB_ERR_TOO_LONG);
+	wait_for(r);
+	for (int i = 0; i < 20; i++)
+		dqplb_wait_any(a, 20);
+	assert_int_equal(peer->staging_chunks, 1); /* the last one stays */
+	ok(dqplb_recv(fb, mb, 0, 4096, 0, &r));
+	ok(dqplb_send(fa, ma, 0, 4096, 0, &s));
+	assert_int_equal(wait_for(s).status, DQPLB_OK);
+	assert_int_equal(wait_for(r).bytes, 4096);
 	dqplb_close(a);
 	dqplb_close(b);
 	free(from);
@@ -1170,6 +1207,7 @@ int main(void)
 		with_peer(test_put_and_notify),
 		with_peer(test_staged_messages),
 		with_peer(test_staging_grows_without_blocking),
+		with_peer(test_idle_staging_goes_back),
 		with_peer(test_staging_quota),
 		with_peer(test_freed_memory_cancels),
 		with_peer(test_closing_a_flow),
