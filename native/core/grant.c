@@ -218,11 +218,13 @@ uint64_t dq_grants_split(struct dq_grants *g, uint64_t now_ns)
 	g->budget_bytes = 0;
 	for (struct dq_grant_member *m = g->head; m && (m->warm || g->resized); m = m->next) {
 		uint32_t sharers = m->active ? g->active : m->warm ? g->warm : g->members;
-		uint64_t bytes = (uint64_t)(m->share * (double)m->pipe_bytes);
+		/* Of one segment each for up to DQ_GRANT_MARGIN senders; among more, bursts even out. */
+		uint64_t margin = (uint64_t)m->segment_bytes * DQ_GRANT_MARGIN / DQ_MAX(sharers, DQ_GRANT_MARGIN);
+		uint64_t bytes = (uint64_t)(m->share * (double)m->pipe_bytes) + margin;
 		uint64_t level = sharers == 1 ? m->window_bytes : DQ_MIN(bytes + m->segment_bytes, m->window_bytes);
 
 		if (m->active)
-			g->budget_bytes += bytes;
+			g->budget_bytes += DQ_MIN(bytes, m->window_bytes);
 		level_set(m, DQ_MAX(level, (uint64_t)m->segment_bytes));
 	}
 	g->dirty = g->resized = false;

@@ -12,14 +12,16 @@
  *            device's rate, each in bytes of its own RTT. Split evenly in bytes, a far sender would be starved; each with
  *            its whole window, the queue would be nearly as long as the longest window.
  *  Split     Shares of the active senders sum to one pipe, evenly, but none gets more than its own window can use; what it
- *            leaves goes to the others (water-filling). Level = share x pipe + one segment, at most the window: the
- *            segment because a sender posts whole ones, and a level between two multiples would be lost otherwise.
- *            Alone, a sender gets its whole window.
+ *            leaves goes to the others (water-filling). Level = share x pipe + margin + one segment, at most the window.
+ *            The segment because a sender posts whole ones, and what a level has above the last multiple is lost. The
+ *            margin because segments of several senders meet and wait for each other, and shares without any leave gaps:
+ *            a segment for each, but not over DQ_GRANT_MARGIN segments in all. Alone, a sender gets its whole window.
  *  Idle      A sender that is not active keeps a level to start with. One that sent in the last DQ_GRANT_WARM_NS (warm): the
  *            share if all warm ones were active, so that a lone partner of questions and answers always has its whole
  *            window, while the 64 of the last all-to-all begin the next with a 64th each. Any other (cold): the share if
- *            all members were active. So those that wake up at once overrun the budget for an RTT by two budgets and
- *            a segment each at most, however many they are.
+ *all members were active. So however many wake up at once, they overrun the budget by two budgets and a few
+ *            segments each at most. Those whose news come first are then given the shares of those that are not known yet,
+ *            for the RTT until the next levels arrive: a window x (1 + 1/2 + ... + 1/n) in all, and not n windows.
  *  Told      A level is news when it differs from the one told by a segment or by an eighth; smaller steps are not worth
  *            a message, so the levels told may exceed the split by an eighth.
  */
@@ -30,6 +32,7 @@
 
 #define DQ_GRANT_STALE_NS 1000000000ull
 #define DQ_GRANT_WARM_NS 1000000000ull
+#define DQ_GRANT_MARGIN 4u /* segments */
 
 struct dq_grant_member {            /* one sender; embedded in the VC */
 	struct dq_grant_member *next, *prev;
@@ -53,7 +56,7 @@ struct dq_grants {                  /* one a receiving device */
 	uint32_t members;
 	uint32_t active;            /* with backlog or recent bytes at the last split */
 	uint32_t warm;
-	uint64_t budget_bytes;      /* at the last split: the sum of the active senders' shares, in bytes of their pipes */
+	uint64_t budget_bytes;      /* at the last split: of the active senders, shares in bytes of their pipes, and margins */
 	uint64_t rate_bps;          /* of the device, 0 = unknown */
 	uint64_t noise_ns;          /* time that bytes may be late for reasons of this host */
 	bool dirty;                 /* the active senders are others than at the last split */
