@@ -9,8 +9,8 @@
  *            without any bytes for DQ_GRANT_STALE_NS counts no longer: whatever holds that sender back, others can go on.
  *  Pipe      Of a sender: the bytes in flight that fill the device from there, rate x RTT (its window when the device's
  *            rate is unknown). What is split is not bytes but the pipe: near and far senders get the same share of the
- *            device's rate, each in bytes of its own RTT. Split evenly in bytes, a far sender would be starved; each with
- *            its whole window, the queue would be nearly as long as the longest window.
+ *            device's rate, each in bytes of its own RTT. Split evenly in bytes, their rates would differ as their RTTs
+ *            do; each with its whole window, the queue would be nearly as long as the longest window.
  *  Split     Shares of the active senders sum to one pipe, evenly, but none gets more than its own window can use; what it
  *            leaves goes to the others (water-filling). Level = share x pipe + margin + one segment, at most the window.
  *            The segment because a sender posts whole ones, and what a level has above the last multiple is lost. The
@@ -19,7 +19,7 @@
  *  Idle      A sender that is not active keeps a level to start with. One that sent in the last DQ_GRANT_WARM_NS (warm): the
  *            share if all warm ones were active, so that a lone partner of questions and answers always has its whole
  *            window, while the 64 of the last all-to-all begin the next with a 64th each. Any other (cold): the share if
- *all members were active. So however many wake up at once, they overrun the budget by two budgets and a few
+ *            all members were active. So however many wake up at once, they overrun the budget by two budgets and a few
  *            segments each at most. Those whose news come first are then given the shares of those that are not known yet,
  *            for the RTT until the next levels arrive: a window x (1 + 1/2 + ... + 1/n) in all, and not n windows.
  *  Told      A level is news when it differs from the one told by a segment or by an eighth; smaller steps are not worth
