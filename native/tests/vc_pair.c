@@ -168,7 +168,7 @@ static void on_segment(void *user, struct dq_vc *vc, const struct dq_segment *s)
 
 	at = h->egress.rate_bps ? dq_queue_push(&h->egress, w->now_ns, s->bytes) : w->now_ns;
 	at = e->path.rate_bps ? dq_queue_push(&e->path, at, s->bytes) : at;
-	at += e->link.delay_ns + up_to(w, e->link.jitter_ns);
+	at += e->link.delay_ns + up_to(w, e->link.jitter_ns) + (s->qp == 0 ? w->slow_qp_ns : 0);
 	at = DQ_MAX(at, e->qp_last[s->qp]);
 	e->qp_last[s->qp] = at;
 	push(w, (struct vp_event){ .ns = at, .kind = EV_INGRESS, .end = e->index, .s = *s });

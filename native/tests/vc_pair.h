@@ -115,6 +115,7 @@ struct vp {
 	uint32_t next_mem;       /* memory for the next operations; DQ_NONE: each gets a new one */
 	void (*on_done)(struct vp *w, struct vp_op *op);
 	void *user;
+	uint64_t slow_qp_ns;     /* QP 0 of every end takes so much longer */
 	uint64_t events;
 };
 
