@@ -137,11 +137,15 @@ class Limits(Card):
 
 
 class VcOffer(Card):
-    """One VC that the sender has prepared: its device, its limits, and where its QPs are, the control QP's first."""
+    """One VC that the sender has prepared: its device, its limits, and where its QPs are, the control QP's first.
+
+    :ivar existing: VCs on this path that the sender knew when it began, working or being connected.
+    """
 
     rail: int = Field(ge=0, le=7)
     device: Name
     mtu_bytes: int = Field(ge=1, le=2**20)
+    existing: int = Field(0, ge=0, le=65535)
     limits: Limits
     endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=2, max_length=MAX_QPS + 1, strict=False)]
 

@@ -173,8 +173,10 @@ class VcBroker:
         log.info("VC up", extra=fields(path=vc.path, vc=vc.number, qps=vc.limits.qps, dialed=vc.dial))
         host = self._hosts.get(vc.path.host_id)
         if host is not None:
-            for need in [need for need in host.needs.values() if need.path is vc.path]:
-                del host.needs[need.number]
+            # All that were told before this event; the engine has met them with this VC.
+            for need in [need for need in host.needs.values() if need.device == vc.path.key[0]]:
+                if need.epoch == vc.path.epoch:
+                    del host.needs[need.number]
             self._tidy(vc.path.host_id, host)
 
     def on_down(self, event: Event) -> None:
@@ -200,8 +202,15 @@ class VcBroker:
         if not host.needs and host.task is None and host.attempt is None:
             self._hosts.pop(host_id, None)
 
+    @staticmethod
+    def _open(host: _Host, need: _Need) -> bool:
+        """Whether a need is still to be met; the engine uses numbers again."""
+        return host.needs.get(need.number) is need
+
     def _fail(self, host: _Host, need: _Need, status: Status, text: str) -> None:
-        host.needs.pop(need.number, None)
+        if not self._open(host, need):
+            return
+        del host.needs[need.number]
         self.needs_failed_total += 1
         log.warning(
             "connection to %s failed: %s", need.host_id, text, extra=fields(peer=need.host_id, status=status.name)
@@ -231,7 +240,7 @@ class VcBroker:
 
     def _fail_all(self, host: _Host, needs: Iterable[_Need], status: Status, text: str) -> None:
         for need in needs:
-            if need.number in host.needs and need.path is None:
+            if need.path is None:
                 self._fail(host, need, status, text)
 
     async def _connect(self, host_id: str, host: _Host, needs: list[_Need]) -> None:
@@ -244,7 +253,7 @@ class VcBroker:
                 )
                 self._fail(host, need, Status.STALE, text)
         wanted: list[Path] = []
-        for need in [need for need in needs if need.number in host.needs]:
+        for need in [need for need in needs if self._open(host, need)]:
             path = self._paths.get(need.device, host_id)
             if path is None:
                 self._fail(
@@ -260,13 +269,13 @@ class VcBroker:
             for path in wanted:
                 self._connect_self(path)
         else:
-            await self._exchange(host_id, host, wanted)
-        for need in needs:
+            await self._exchange(host_id, host, needs, wanted)
+        for need in [need for need in needs if self._open(host, need)]:
             path = self._paths.get(need.device, host_id)
             if path is not None and self.connecting(path):
                 need.path = path
-            elif path is not None and any(vc.up and vc.path is path for vc in self._vcs.values()):
-                host.needs.pop(need.number, None)  # it came up while this was under way
+            else:
+                self._fail(host, need, Status.UNREACHABLE, f"the path to {host_id} is gone")
 
     async def _find(self, host_id: str, needs: list[_Need]) -> int:
         """The epoch that a host has now.  :raises _NeedFailed: it cannot be reached."""
@@ -284,6 +293,9 @@ class VcBroker:
     def connecting(self, path: Path) -> bool:
         """Whether a VC of a path is being connected."""
         return any(vc.connecting and vc.path is path for vc in self._vcs.values())
+
+    def _existing(self, path: Path) -> int:
+        return sum(vc.path is path and (vc.up or vc.connecting) for vc in self._vcs.values())
 
     def _any(self, path: Path) -> bool:
         return any(vc.path is path for vc in self._vcs.values())
@@ -348,8 +360,8 @@ class VcBroker:
             self._close(far, Status.UNREACHABLE, error.text)
             raise
 
-    async def _exchange(self, host_id: str, host: _Host, wanted: list[Path]) -> None:
-        """Ask the peer for VCs on these paths, and on its other rails that have none.
+    async def _exchange(self, host_id: str, host: _Host, needs: list[_Need], wanted: list[Path]) -> None:
+        """Ask the peer for VCs on the wanted paths, and on its other rails that have none.
 
         :raises _NeedFailed: there will be none.
         """
@@ -360,8 +372,11 @@ class VcBroker:
             peer = self._peers.directory.by_host(host_id)
             if peer is None or peer.hello is None:
                 raise _NeedFailed(Status.UNREACHABLE, f"{host_id} is no peer any more")
-            # Whether by the other side's exchange or by a restart of it: the paths may be others by now.
-            wanted = [path for path in wanted if path in self._paths.of_host(host_id) and not self.connecting(path)]
+            # By the other side's exchange some may be met by now; by a restart of it the paths may be others.
+            devices = {need.device for need in needs if self._open(host, need)}
+            wanted = [
+                path for path in self._paths.of_host(host_id) if path.key[0] in devices and not self.connecting(path)
+            ]
             if not wanted:
                 return
             try:
@@ -372,7 +387,6 @@ class VcBroker:
                 error = _NeedFailed(status, refused.text)
                 if refused.code == "yield":
                     await self._wait_inbound(host)
-                    wanted = [path for path in wanted if not any(vc.path is path for vc in self._vcs.values())]
                 elif refused.code == "busy":
                     continue
                 elif refused.code in ("epoch", "unknown"):
@@ -424,6 +438,7 @@ class VcBroker:
                         rail=path.device.rail,
                         device=path.device.name,
                         mtu_bytes=self._mtu(path),
+                        existing=self._existing(path),
                         limits=limits,
                         endpoints=tuple(endpoint.hex() for endpoint in endpoints),
                     )
@@ -520,10 +535,25 @@ class VcBroker:
         host = self._hosts.setdefault(request.from_host_id, _Host())
         if host.attempt is not None and self._own_id < request.from_host_id:
             raise Refused("yield", f"exchange {host.attempt} of {self._own_id} goes before {request.attempt}")
+        for offer in request.vcs:
+            path = self._path_of(request.from_host_id, offer.rail)
+            if path is None:
+                continue
+            for vc in [vc for vc in self._vcs.values() if vc.path is path and vc.connecting and not vc.dial]:
+                if self._existing(path) > offer.existing:
+                    self._close(vc, Status.CANCELED, f"the peer gave it up and began anew with {request.attempt}")
+            if self._existing(path) > offer.existing:
+                # It began before it knew of the VC that an exchange of this host has made since.
+                raise Refused(
+                    "yield", f"there is a VC on rail {offer.rail} that exchange {request.attempt} did not know of"
+                )
         replies = [self._reply(request, offer) for offer in request.vcs]
         host.inbound.set()
         self._tidy(request.from_host_id, host)
         return VcAnswer(attempt=request.attempt, vcs=tuple(replies))
+
+    def _path_of(self, host_id: str, rail: int) -> Path | None:
+        return next((path for path in self._paths.of_host(host_id) if path.device.rail == rail), None)
 
     def _reply(self, request: VcRequest, offer: VcOffer) -> VcReply:
         """Prepare this end of one VC, ready to receive."""
@@ -537,9 +567,7 @@ class VcBroker:
             )
             return VcReply(rail=offer.rail, error=text[:1024])
 
-        path = next(
-            (path for path in self._paths.of_host(request.from_host_id) if path.device.rail == offer.rail), None
-        )
+        path = self._path_of(request.from_host_id, offer.rail)
         if path is None:
             mine = sorted({device.rail for device in self._paths.devices})
             return refuse(f"{self._own_id} has no device on rail {offer.rail} that reaches it; its rails are {mine}")
@@ -547,8 +575,6 @@ class VcBroker:
             return refuse(
                 f"{len(offer.endpoints)} endpoints for {offer.limits.qps} data QPs; expected one more than these"
             )
-        for vc in [vc for vc in self._vcs.values() if vc.path is path and vc.connecting and not vc.dial]:
-            self._close(vc, Status.CANCELED, f"the peer began anew with {request.attempt}")
         if sum(vc.path is path for vc in self._vcs.values()) >= MAX_VCS_PER_PATH:
             return refuse(f"there are {MAX_VCS_PER_PATH} VCs on this path already")
         ours = self._limits(path)

@@ -30,10 +30,14 @@ def peer_states(cluster: Cluster, host_id: str) -> dict[str | None, str]:
 def test_two_daemons_find_each_other_measure_and_classify(make_cluster: MakeCluster, wait_until: WaitUntil) -> None:
     cluster = make_cluster(["a", "b"])
     for one, other in (("a", "b"), ("b", "a")):
-        wait_until(lambda one=one, other=other: peer_states(cluster, one).get(other) == "up", f"{one} knows {other}")
+
+        def known(one: str = one, other: str = other) -> bool:
+            return peer_states(cluster, one).get(other) == "up"
 
         def measured(one: str = one, other: str = other) -> Any:
             return [p for p in admin(cluster, one).paths() if p.peer == other and p.estimate.windows]
+
+        wait_until(known, f"{one} knows {other}")
 
         path = wait_until(measured, f"{one} measures {other}")[0]
         assert path.classification.source == "rtt"
