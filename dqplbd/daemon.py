@@ -216,7 +216,7 @@ class Daemon:
         self.peers.start()
         self._cleanup.push_async_callback(self.peers.stop)
 
-        self.clients = ClientServer(self.engine, config.clients, self._device_list)
+        self.clients = ClientServer(self.engine, config.clients, self._device_list, self._drain_events)
         self.clients.start()
         self._cleanup.push_async_callback(self.clients.stop)
         view = Overview(self)

@@ -121,6 +121,7 @@ class ClientServer:
     """The attach socket and the clients behind it.  Belongs to the event loop that starts it.
 
     :param devices: gives the devices for a reply to DEVICES.
+    :param drain_events: makes the daemon take in all events that the engine has told until now.
     :param clock: monotonic seconds.
     """
 
@@ -129,12 +130,14 @@ class ClientServer:
         engine: Engine,
         config: ClientsConfig,
         devices: DeviceList,
+        drain_events: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._config = config
         self._quota = Quota(config)
         self._devices = devices
+        self._drain_events = drain_events
         self._clock = clock
         self._listener: socket.socket | None = None
         self._connections: set[_Connection] = set()
@@ -411,6 +414,8 @@ class ClientServer:
         except EngineError as error:
             self._quota.leave(connection.uid)
             return refuse(error.status, error.text)
+        # Numbers are used again: what the engine has told of an older client of this number must be taken in first.
+        self._drain_events()
         connection.client, connection.name, connection.attached_s = attached.client, name, self._clock()
         connection.pid = pid
         self._clients[attached.client] = connection
