@@ -408,7 +408,7 @@ class ExplanationStep(Model):
 
     topic: Literal["measured", "class", "profile"]
     name: str = Field(description="Key of the number, such as window_bytes.")
-    value: int | float | str | None = Field(description="In base units.")
+    value: bool | int | float | str | None = Field(description="In base units.")
     formula: str = Field("", description="In the words of the keys: min(local, peer) * efficiency.")
     substituted: str = Field("", description="The formula with its numbers.")
     limited_by: str = Field("", description="What bound it.")

@@ -37,7 +37,8 @@ def _transport_failed(error: Exception) -> None:
 
     if isinstance(error, DqplbError) and error.status is Status.DAEMON:
         fail(f"the daemon: {error.text}", "`systemctl status dqplbd`", EXIT_UNREACHABLE)
-    fail(str(error), "`dqplb doctor` and `dqplb peers` may tell why")
+    broken = isinstance(error, DqplbError) and error.status in (Status.UNREACHABLE, Status.TIMEOUT, Status.PEER_GONE)
+    fail(str(error), "`dqplb peers` and `dqplb doctor` may tell why" if broken else "")
 
 
 @group.command("serve", short_help="Be the far end.")
@@ -134,6 +135,13 @@ def run(
     if memory in ("staged", "both"):
         tests.append(bench.ThroughputTest(size, max(count, flows), outstanding, flows, "staged"))
     pings = [bench.LatencyTest(latency_bytes, rounds)] if rounds else []
+    try:
+        for test in tests:
+            bench.check_throughput(test)
+        for ping in pings:
+            bench.check_latency(ping)
+    except bench.BenchError as error:
+        fail(str(error), "", EXIT_USAGE)
 
     far: subprocess.Popen[str] | None = None
     try:

@@ -1,0 +1,569 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make bench``: each number beside its reference, measured in the same run.
+
+Prints a table and writes ``build/bench.json``: a list of
+{"name", "value", "unit", "reference", "ratio", "target", "met"}.  ``ratio`` is value to reference.  ``met`` is null where the row states no target, or could not be measured here (then
+``value`` is null as well, and a note says why).
+
+Machines are shared and moody: a reference and what stands beside it are measured in turn, several times, and the median
+counts.  Options: ``--only NAME`` (part of a name; several), ``--quick`` (one repetition, short), ``--tools DIR``.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from dqplbd.admin.client import AdminClient
+from dqplbd.cli.render import Column, Table, print_table
+from dqplbd.lab.cluster import Cluster
+from dqplbd.topology.location import PathClass
+
+ROOT: Final = Path(__file__).parents[2]
+MIB: Final = 2**20
+
+# What the throughput rows fix, so that both sides of a ratio do the same.
+PINNED: Final = {"qps": 8, "segment_bytes": "64KiB", "outstanding_per_qp": 16, "window_bytes": "8MiB", "adapt": False}
+FLOWS: Final = (10, 40, 100, 250, 500, 700, 900, 1000, 1500, 5000)
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of the table.
+
+    :ivar better: whether the target is a least or a most; it is for the ratio where ``of`` says so, else the value.
+    """
+
+    name: str
+    unit: str
+    value: float | None = None
+    reference: float | None = None
+    target: float | None = None
+    better: Literal["high", "low"] = "high"
+    of: Literal["ratio", "value"] = "ratio"
+    valid: bool = True
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        if self.value is None or not self.reference:
+            return None
+        return self.value / self.reference
+
+    @property
+    def met(self) -> bool | None:
+        measured = self.ratio if self.of == "ratio" else self.value
+        if measured is None or self.target is None or not self.valid:
+            return None
+        return measured >= self.target if self.better == "high" else measured <= self.target
+
+    def as_dict(self) -> dict[str, Any]:
+        ratio = self.ratio
+        return {
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "reference": self.reference,
+            "ratio": round(ratio, 4) if ratio is not None else None,
+            "target": self.target,
+            "met": self.met,
+        }
+
+
+class Unavailable(Exception):
+    """Something that a row needs is not on this machine."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the measurements share."""
+
+    tools: Path
+    repetitions: int
+    seconds: int
+    rows: list[Row] = field(default_factory=list)
+
+    def tool(self, name: str, *arguments: object, timeout: float = 300) -> dict[str, Any]:
+        """Run a program that prints one JSON object.
+
+        :raises Unavailable: it was not built.  :raises RuntimeError: it failed.
+        """
+        path = self.tools / name
+        if not path.exists():
+            raise Unavailable(f"{path} was not built")
+        done = subprocess.run([str(path), *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+        if done.returncode != 0:
+            raise RuntimeError(f"{name} {' '.join(map(str, arguments))}: {done.stderr.strip() or done.returncode}")
+        parsed: dict[str, Any] = json.loads(done.stdout)
+        return parsed
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def medians(repetitions: int, measures: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """Measure in turn, several times; the median of each."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(repetitions):
+        for name, measure in measures.items():
+            found[name].append(measure())
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+@contextlib.contextmanager
+def pair(engine: dict[str, Any] | None = None) -> Iterator[tuple[str, str, Cluster]]:
+    """Two daemons without an emulated link; their client sockets."""
+    classes = {path_class.value: PINNED for path_class in PathClass}
+    config: dict[str, Any] = {"profiles": {"classes": classes}, "logging": {"level": "warning"}}
+    if engine:
+        config["engine"] = engine
+    with Cluster(2, config) as cluster:
+        yield cluster["h1"].client_socket, cluster["h2"].client_socket, cluster
+
+
+# -------------------------------------------------------------------------------------------------------- throughput
+
+
+def iperf3(seconds: int) -> float:
+    """Bytes a second of eight TCP connections on loopback, as iperf3 does it."""
+    program = shutil.which("iperf3")
+    if program is None:
+        raise Unavailable("iperf3 is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [program, "-s", "-B", "127.0.0.1", "-p", str(port), "-1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_listening(server, port)
+        done = subprocess.run(
+            [program, "-c", "127.0.0.1", "-p", str(port), "-P", "8", "-t", str(seconds), "-C", "reno", "-J"],
+            capture_output=True,
+            text=True,
+            timeout=seconds + 30,
+        )
+        report = json.loads(done.stdout)
+        if "error" in report:
+            raise Unavailable(f"iperf3: {report['error']}")
+        return float(report["end"]["sum_received"]["bits_per_second"]) / 8
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_listening(server: subprocess.Popen[bytes], port: int, patience_s: float = 10.0) -> None:
+    """Wait until something listens on a TCP port of loopback; looking does not connect, which would count as a test."""
+    deadline = time.monotonic() + patience_s
+    wanted = f":{port:04X}"
+    while time.monotonic() < deadline and server.poll() is None:
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[1].endswith(wanted) and words[3] == "0A":
+                return
+        time.sleep(0.02)
+    raise Unavailable("iperf3 does not listen")
+
+
+def throughput(bench: Bench) -> None:
+    """64 MiB messages through shim, daemon, tcp, daemon, shim, beside eight plain TCP connections."""
+    seconds = bench.seconds
+    reference = (
+        "--connections",
+        8,
+        "--message",
+        64 * MIB,
+        "--segment",
+        65536,
+        "--outstanding",
+        16,
+        "--seconds",
+        seconds,
+    )
+    with pair() as (near, far, _):
+        ends = ("--near", near, "--far", far, "--seconds", seconds)
+
+        def stream(*more: str) -> float:
+            return float(bench.tool("shim_stream", *ends, *more)["bytes_per_second"])
+
+        found = medians(
+            bench.repetitions,
+            {
+                "reference": lambda: float(bench.tool("tcp_reference", *reference)["bytes_per_s"]),
+                "shim": stream,
+                "staged": lambda: stream("--staged"),
+            },
+        )
+        try:
+            found["iperf3"] = medians(bench.repetitions, {"iperf3": lambda: iperf3(seconds)})["iperf3"]
+        except Unavailable as missing:
+            bench.rows.append(Row("tcp_reference_validity", "bytes/s", note=str(missing)))
+    valid = True
+    if "iperf3" in found:
+        row = Row("tcp_reference_validity", "bytes/s", found["reference"], found["iperf3"], 0.6, note="of iperf3 -P8")
+        valid = bool(row.met)
+        bench.rows.append(row)
+    note = "of 8 plain TCP connections" if valid else "INVALID: the reference is too slow itself"
+    bench.rows.append(Row("shim_throughput", "bytes/s", found["shim"], found["reference"], 0.8, valid=valid, note=note))
+    bench.rows.append(
+        Row("staged_throughput", "bytes/s", found["staged"], found["reference"], 0.5, valid=valid, note=note)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- latency
+
+
+def latency(bench: Bench) -> None:
+    """64 B there and back, beside a plain blocking TCP ping-pong."""
+    rounds = 500 * bench.seconds
+    with pair() as (near, far, _):
+        ends = ("--near", near, "--far", far, "--bytes", 64, "--rounds", rounds)
+        found = medians(
+            bench.repetitions,
+            {
+                "reference": lambda: float(bench.tool("tcp_reference", "--pingpong", "--count", rounds)["median_ns"]),
+                "shim": lambda: float(bench.tool("shim_pingpong", *ends)["p50_ns"]),
+            },
+        )
+    note = "plain blocking TCP ping-pong"
+    bench.rows.append(Row("round_trip_64B", "ns", found["shim"], found["reference"], 3.5, "low", note=note))
+    cpus = len(os.sched_getaffinity(0))
+    row = Row("round_trip_64B_spinning", "ns", reference=found["reference"], note="engines spin 1 ms")
+    if cpus >= 4:
+        with pair({"spin_ns": "1ms"}) as (near, far, _):
+            ends = ("--near", near, "--far", far, "--bytes", 64, "--rounds", rounds)
+            row.value = medians(
+                bench.repetitions, {"shim": lambda: float(bench.tool("shim_pingpong", *ends)["p50_ns"])}
+            )["shim"]
+    else:
+        row.note = f"not measured: {cpus} CPUs, spinning needs 4"
+    bench.rows.append(row)
+
+
+# -------------------------------------------------------------------------------------------------------------- core
+
+
+def core(bench: Bench) -> None:
+    """Scheduling and tracking of one segment, without any I/O."""
+    found = medians(bench.repetitions, {"ns": lambda: float(bench.tool("core_bench")["ns_per_segment"])})
+    bench.rows.append(
+        Row("core_per_segment", "ns", found["ns"], None, 100, "low", "value", note="16 QPs, 64 flows; send and receive")
+    )
+    row = Row("core_per_segment_instructions", "instructions", note="callgrind")
+    bench.rows.append(row)
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        row.note = "not measured: valgrind is not installed"
+        return
+    iterations = 100_000
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [
+                valgrind,
+                "--tool=callgrind",
+                f"--callgrind-out-file={folder}/out",
+                "--toggle-collect=bench_segments",
+                str(bench.tools / "core_bench"),
+                "--iterations",
+                str(iterations),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    counted = re.search(r"Collected : (\d+)", done.stderr)
+    if done.returncode != 0 or counted is None:
+        row.note = f"not measured: callgrind failed: {done.stderr.strip().splitlines()[-1:]}"
+        return
+    row.value = round(int(counted[1]) / iterations, 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- idle
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of all threads of a process, from the scheduler, which counts in nanoseconds."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
+def idle(bench: Bench) -> None:
+    """A daemon with eight peers that are probed, and nothing to do."""
+    seconds = 5 * bench.seconds
+    with Cluster(9, {"logging": {"level": "warning"}}) as cluster:
+        host = cluster["h1"]
+        admin = AdminClient(host.admin)
+        deadline = time.monotonic() + 60
+        while admin.status().peers_up < 8 or any(
+            path.estimate.rtt_ns is None for path in admin.paths() if path.peer != "h1"
+        ):
+            if time.monotonic() > deadline:
+                raise RuntimeError("not all of eight peers were up and measured within a minute")
+            time.sleep(0.5)
+        time.sleep(2)  # what follows the start is over
+        before, begin = cpu_ns(host.pid), time.monotonic()
+        time.sleep(seconds)
+        share = (cpu_ns(host.pid) - before) / 1e9 / (time.monotonic() - begin)
+        resident = int(Path(f"/proc/{host.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    bench.rows.append(
+        Row("idle_cpu", "% of a core", round(share * 100, 3), None, 1, "low", "value", note="8 peers, probing")
+    )
+    bench.rows.append(
+        Row("idle_memory", "MiB", round(resident / MIB, 1), None, 100, "low", "value", note="resident, 8 peers")
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- recomputing
+
+
+def recompute(bench: Bench) -> None:
+    """Class and profile of 100,000 paths, from a new RTT of each."""
+    from dqplbd.config import parse_config
+    from dqplbd.profiles.bdp import PathInputs, ProfilePolicy
+    from dqplbd.profiles.table import ProfileTable
+    from dqplbd.topology.classify import ClassificationPolicy, ClassifierState, classify, next_rtt_class
+    from dqplbd.topology.location import Location, class_from_labels
+
+    config = parse_config("")
+    policy = ProfilePolicy.from_config(config.profiles, config.transport)
+    classes = ClassificationPolicy.from_config(config.classification, config.profiles)
+    own = Location("r", "b0", "z0", "k0")
+    paths = 100_000
+    rtts = [(8_000, 56_000, 120_000, 240_000)[i % 4] + i % 977 for i in range(paths)]
+    places = [Location("r", f"b{i % 5}", f"z{i % 38}", f"k{i % 1600}") for i in range(paths)]
+
+    def once() -> float:
+        table: ProfileTable[int] = ProfileTable(policy)
+        states = [ClassifierState() for _ in range(paths)]
+        begin = time.perf_counter()
+        for i in range(paths):
+            state = states[i]
+            next_rtt_class(state, rtts[i], classes)
+            found = classify(classes, state, class_from_labels(own, places[i]))
+            table.update(i, PathInputs(found.path_class, rtts[i], 400_000_000_000))
+        return time.perf_counter() - begin
+
+    seconds = medians(bench.repetitions, {"seconds": once})["seconds"]
+    bench.rows.append(
+        Row("recompute_100000_paths", "s", round(seconds, 3), None, 1, "low", "value", note="classes and profiles")
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- flows
+
+
+class FlowRun:
+    """One run of shim_flows with --hold: it waits where the daemon's memory is looked at."""
+
+    def __init__(self, bench: Bench, near: str, far: str, flows: Sequence[int], seconds: int) -> None:
+        program = bench.tools / "shim_flows"
+        if not program.exists():
+            raise Unavailable(f"{program} was not built")
+        # The same memory in all runs, however many clients share it: else caches decide.
+        buffers = 32 * len(FLOWS) // len(flows)
+        self._process = subprocess.Popen(
+            [
+                str(program),
+                *("--near", near, "--far", far, "--flows", ",".join(map(str, flows)), "--hold"),
+                *("--seconds", str(seconds), "--buffers", str(buffers)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def event(self, name: str) -> dict[str, Any]:
+        assert self._process.stdout is not None, "it was asked for"
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"shim_flows ended with {self._process.wait()} before it said {name!r}")
+        said: dict[str, Any] = json.loads(line)
+        if said["event"] != name:
+            raise RuntimeError(f"shim_flows said {said['event']!r}, expected {name!r}")
+        return said
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None, "it was asked for"
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that is its own: the rings and buffers that it shares with clients do not count."""
+    total = 0
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def one_flow_run(bench: Bench, near: str, far: str, flows: Sequence[int], pid: int) -> dict[str, float]:
+    """Throughput, fairness, time to open and memory a flow of one run."""
+    run = FlowRun(bench, near, far, flows, bench.seconds)
+    try:
+        run.event("attached")
+        before = private_bytes(pid)
+        run.go_on()
+        opened = run.event("opened")
+        run.event("held")
+        grown = private_bytes(pid) - before
+        run.go_on()
+        done = run.event("done")
+    finally:
+        run.close()
+    return {
+        "rate": float(done["bytes_per_second"]),
+        "jain": float(done["jain"]),
+        "open_s": float(opened["seconds"]),
+        "bytes_per_flow": grown / sum(flows),
+    }
+
+
+def flows(bench: Bench) -> None:
+    """10,000 flows of ten clients between two hosts, all with data at once, beside one flow."""
+    one: list[dict[str, float]] = []
+    many: list[dict[str, float]] = []
+    for _ in range(bench.repetitions):
+        # New daemons each time: memory that the first run took would hide what the second needs.
+        with pair() as (near, far, cluster):
+            one.append(one_flow_run(bench, near, far, [1], cluster["h1"].pid))
+            many.append(one_flow_run(bench, near, far, FLOWS, cluster["h1"].pid))
+
+    def median(runs: list[dict[str, float]], key: str) -> float:
+        return statistics.median(run[key] for run in runs)
+
+    bench.rows += [
+        Row("flows_10000_open", "s", round(median(many, "open_s"), 4), None, 2, "low", "value", note="10 clients"),
+        Row(
+            "flows_10000_memory",
+            "bytes a flow",
+            round(median(many, "bytes_per_flow")),
+            None,
+            2048,
+            "low",
+            "value",
+            note="of the sending daemon",
+        ),
+        Row(
+            "flows_10000_throughput",
+            "bytes/s",
+            median(many, "rate"),
+            median(one, "rate"),
+            0.9,
+            note="of one flow with as much outstanding",
+        ),
+        Row(
+            "flows_10000_fairness", "Jain's index", median(many, "jain"), None, 0.95, "high", "value", note="of clients"
+        ),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- main
+
+PARTS: Final[dict[str, Callable[[Bench], None]]] = {
+    "throughput": throughput,
+    "latency": latency,
+    "core": core,
+    "idle": idle,
+    "recompute": recompute,
+    "flows": flows,
+}
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "bytes/s":
+        return f"{value / 1e9:.3f} GB/s"
+    if unit == "ns" and value >= 1000:
+        return f"{value / 1000:.1f} us"
+    return f"{value:g} {unit}"
+
+
+def table(rows: Sequence[Row]) -> Table:
+    columns = [
+        Column("row", style="bold"),
+        Column("value", "right"),
+        Column("reference", "right"),
+        Column("ratio", "right"),
+        Column("target", "right"),
+        Column("met"),
+        Column("note"),
+    ]
+    cells = []
+    styles = {}
+    for i, row in enumerate(rows):
+        sign = ">=" if row.better == "high" else "<="
+        target = f"{sign} {row.target:g}{' x' if row.of == 'ratio' else ''}" if row.target is not None else "-"
+        met = {True: "yes", False: "NO", None: "-"}[row.met]
+        if row.met is False:
+            styles[i] = "red"
+        ratio = f"{row.ratio:.3f}" if row.ratio is not None else "-"
+        cells.append(
+            (row.name, _number(row.value, row.unit), _number(row.reference, row.unit), ratio, target, met, row.note)
+        )
+    return Table(columns, cells, styles=styles)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure against the references.")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="only this part; several")
+    parser.add_argument("--quick", action="store_true", help="once each, one second")
+    parser.add_argument("--tools", type=Path, default=ROOT / "build/release/native/tools", help="the built programs")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench.json", help="where the numbers go")
+    options = parser.parse_args()
+    bench = Bench(options.tools, 1 if options.quick else 3, 1 if options.quick else 3)
+    load = os.getloadavg()[0]
+    cpus = len(os.sched_getaffinity(0))
+    others = ": others are at work, expect noise" if load > cpus / 2 else ""
+    say(f"{platform.machine()}, {cpus} CPUs, load {load:.1f}{others}")
+    failed = False
+    for name, part in PARTS.items():
+        if options.only and name not in options.only:
+            continue
+        say(f"measuring {name}: {(part.__doc__ or '').strip()}")
+        try:
+            part(bench)
+        except Unavailable as missing:
+            bench.rows.append(Row(name, "", note=f"not measured: {missing}"))
+        except Exception as error:  # the other rows are worth having all the same
+            failed = True
+            bench.rows.append(Row(name, "", note=f"FAILED: {error}"))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    part_file = options.output.with_suffix(".part")
+    part_file.write_text(json.dumps([row.as_dict() for row in bench.rows], indent=2) + "\n", encoding="utf-8")
+    part_file.rename(options.output)
+    print_table(table(bench.rows))
+    say(f"numbers in {options.output}")
+    return 1 if failed or any(row.met is False for row in bench.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
