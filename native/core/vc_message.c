@@ -709,12 +709,12 @@ static int cancel_of_receive(struct dq_vc *vc, const struct dq_message *m, uint6
 	struct dq_msg *send;
 
 	if (index == DQ_NONE)
-		return 0;
+		return 0; /* done, or its flow was closed here: DONE or FLOW_CLOSE is on its way */
 	if (index & DQ_OUT_IS_RTR) {
 		struct dq_rtr *r = dq_rtr_at(vc, index & ~DQ_OUT_IS_RTR);
 		struct dq_flow *f = dq_flow_at(vc->pools, r->flow);
-		if (r->serial != m->serial || f->close_sent)
-			return 0; /* our FLOW_CLOSE has answered */
+		if (r->serial != m->serial)
+			return 0;
 		dq_list_remove(&vc->pools->rtrs, &f->rtrs, index & ~DQ_OUT_IS_RTR);
 		dq_slab_free(&vc->pools->rtrs, index & ~DQ_OUT_IS_RTR);
 		dq_slot_set(vc->outgoing_pages, m->slot, DQ_NONE);

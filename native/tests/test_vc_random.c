@@ -31,7 +31,10 @@ struct region {
 struct walk {
 	struct vp *w;
 	uint64_t prng;
-	bool may_fail, may_cancel, may_close;
+	bool may_fail, may_cancel, may_close, short_of_memory;
+	struct dq_slab *hogged[64]; /* objects that nobody else can have */
+	uint32_t hogged_from[64];
+	unsigned hogs;
 	struct region regions[MAX_REGIONS];
 	unsigned region_count;
 	uint32_t mems[64], mem_end[64], mem_flow[64];
@@ -108,6 +111,30 @@ static void on_done(struct vp *w, struct vp_op *op)
 	/* Data of a flow is told in the order of its tag: what is received is checked by contents; see vc_pair.c. */
 	if (op->status != DQ_OK)
 		assert_true(op->status < 0 && op->status >= DQ_ERR_INTERNAL && op->status != DQ_ERR_INTERNAL);
+}
+
+/* Takes objects until only `leave` more can be had. */
+static void hog(struct walk *k, struct dq_slab *s, uint32_t leave)
+{
+	uint32_t first = DQ_NONE;
+	s->limit = s->capacity;
+	while (s->capacity - s->used > leave) {
+		uint32_t i = dq_slab_alloc(s);
+		memcpy(dq_slab_at(s, i), &first, sizeof first); /* a chain */
+		first = i;
+	}
+	k->hogged[k->hogs] = s;
+	k->hogged_from[k->hogs++] = first;
+}
+
+static void unhog(struct walk *k)
+{
+	for (unsigned h = 0; h < k->hogs; h++) {
+		for (uint32_t i = k->hogged_from[h], next; i != DQ_NONE; i = next) {
+			memcpy(&next, dq_slab_at(k->hogged[h], i), sizeof next);
+			dq_slab_free(k->hogged[h], i);
+		}
+	}
 }
 
 static void act(struct walk *k)
@@ -238,16 +265,23 @@ static void act(struct walk *k)
 		vp_kick(w, e);
 		return;
 	}
+	case 21: /* a slab has no more than a few objects left */
+		if (k->short_of_memory && k->hogs < 64 && below(k, 10) == 0) {
+			struct dq_pools *p = &w->hosts[below(k, 2)].pools;
+			struct dq_slab *all[] = { &p->flows, &p->messages, &p->rtrs, &p->regions }, *s = all[below(k, 4)];
+			hog(k, s, below(k, 20));
+		}
+		return;
 	default:
 		for (uint32_t n = below(k, 60); n && vp_step(w); n--)
 			;
 	}
 }
 
-static void walk(uint64_t seed, bool may_close, bool may_cancel, bool may_fail)
+static void walk(uint64_t seed, bool may_close, bool may_cancel, bool may_fail, bool short_of_memory)
 {
 	struct walk k = { .prng = seed * 2654435761u + may_close + 2 * may_cancel + 4 * may_fail, .may_fail = may_fail,
-			  .may_cancel = may_cancel, .may_close = may_close };
+			  .may_cancel = may_cancel, .may_close = may_close, .short_of_memory = short_of_memory };
 	struct vp_config c = vp_config_default();
 	uint32_t pairs = 1 + below(&k, 2), steps = 200 + below(&k, 1200);
 	uint64_t scale = 1ull << below(&k, 18);
@@ -270,6 +304,7 @@ static void walk(uint64_t seed, bool may_close, bool may_cancel, bool may_fail)
 	k.w = vp_new(seed);
 	k.w->user = &k;
 	k.w->on_done = on_done;
+	k.w->may_lack_memory = short_of_memory;
 	vp_host(k.w, 0, 0);
 	vp_host(k.w, 0, 0);
 	for (uint32_t i = 0; i < pairs; i++)
@@ -281,30 +316,32 @@ static void walk(uint64_t seed, bool may_close, bool may_cancel, bool may_fail)
 	if (below(&k, 2))
 		vp_settle(k.w);
 	vp_close_all(k.w);
+	unhog(&k);
 	vp_check_clean(k.w);
 	vp_free(k.w);
 }
 
-static void seeds(bool may_close, bool may_cancel, bool may_fail)
+static void seeds(bool may_close, bool may_cancel, bool may_fail, bool short_of_memory)
 {
 	const char *one = getenv("VC_SEED"), *many = getenv("VC_SEEDS");
-	uint64_t n = many ? strtoull(many, NULL, 10) : 300;
+	uint64_t n = many ? strtoull(many, NULL, 10) : 200;
 	if (one) {
-		walk(strtoull(one, NULL, 10), may_close, may_cancel, may_fail);
+		walk(strtoull(one, NULL, 10), may_close, may_cancel, may_fail, short_of_memory);
 		return;
 	}
 	for (uint64_t s = 1; s <= n; s++) {
 		if (getenv("VC_VERBOSE"))
 			print_message("seed %llu\n", (unsigned long long)s);
-		walk(s, may_close, may_cancel, may_fail);
+		walk(s, may_close, may_cancel, may_fail, short_of_memory);
 	}
 }
 
-static void test_messages(void **state) { (void)state; seeds(false, false, false); }
-static void test_closing(void **state) { (void)state; seeds(true, false, false); }
-static void test_canceling(void **state) { (void)state; seeds(false, true, false); }
-static void test_closing_and_canceling(void **state) { (void)state; seeds(true, true, false); }
-static void test_failing(void **state) { (void)state; seeds(true, true, true); }
+static void test_messages(void **state) { (void)state; seeds(false, false, false, false); }
+static void test_closing(void **state) { (void)state; seeds(true, false, false, false); }
+static void test_canceling(void **state) { (void)state; seeds(false, true, false, false); }
+static void test_closing_and_canceling(void **state) { (void)state; seeds(true, true, false, false); }
+static void test_failing(void **state) { (void)state; seeds(true, true, true, false); }
+static void test_short_of_memory(void **state) { (void)state; seeds(true, true, false, true); }
 
 int main(void)
 {
@@ -314,6 +351,7 @@ int main(void)
 		cmocka_unit_test(test_canceling),
 		cmocka_unit_test(test_closing_and_canceling),
 		cmocka_unit_test(test_failing),
+		cmocka_unit_test(test_short_of_memory),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

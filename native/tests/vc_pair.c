@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "vc_pair.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -389,6 +390,11 @@ void vp_kick(struct vp *w, uint32_t end)
 		return;
 	while (dq_vc_run(&e->vc, 32, w->now_ns))
 		;
+	if (e->vc.lost && w->may_lack_memory) {
+		bool stalled;
+		assert_int_equal(dq_vc_check(&e->vc, w->now_ns, &stalled), DQ_ERR_NOMEM);
+		vp_fail(w, end, DQ_ERR_NOMEM);
+	}
 }
 
 static void grants(struct vp *w, uint32_t host)
@@ -423,7 +429,7 @@ static void took(struct vp *w, struct vp_end *e, int rc)
 		return;
 	assert_true(rc < 0);
 	assert_true(e->vc.why[0] != '\0');
-	if (!w->expect_broken)
+	if (!w->expect_broken && !(w->may_lack_memory && rc == -ENOMEM))
 		fail_msg("end %u: %d, %s", e->index, rc, e->vc.why);
 	e->broken = rc;
 	vp_fail(w, e->index, DQ_ERR_UNREACHABLE);

@@ -110,6 +110,7 @@ struct vp {
 	uint32_t op_count, op_room, op_open;
 	bool manual_accept;      /* the test answers FLOW_OPENs */
 	bool expect_broken;      /* a broken protocol is expected: the VC fails, the test goes on; nothing is said of memory then */
+	bool may_lack_memory;    /* a VC may fail with -ENOMEM */
 	bool check_content;      /* memories have bytes, which are checked; false: only references and bounds */
 	uint32_t put_target;     /* for the next puts: whose memory is checked when they are notified */
 	uint32_t next_mem;       /* memory for the next operations; DQ_NONE: each gets a new one */
