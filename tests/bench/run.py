@@ -2,8 +2,8 @@
 """``make bench``: each number beside its reference, measured in the same run.
 
 Prints a table and writes ``build/bench.json``: a list of
-{"name", "value", "unit", "reference", "ratio", "target", "met"}.  ``ratio`` is value to reference.  ``met`` is null where the row states no target, or could not be measured here (then
-``value`` is null as well, and a note says why).
+{"name", "value", "unit", "reference", "ratio", "target", "met"}.  ``ratio`` is value to reference.  ``met`` is null where
+the row states no target, or could not be measured here (then ``value`` is null as well, and a note says why).
 
 Machines are shared and moody: a reference and what stands beside it are measured in turn, several times, and the median
 counts.  Options: ``--only NAME`` (part of a name; several), ``--quick`` (one repetition, short), ``--tools DIR``.
@@ -350,18 +350,20 @@ def recompute(bench: Bench) -> None:
     rtts = [(8_000, 56_000, 120_000, 240_000)[i % 4] + i % 977 for i in range(paths)]
     places = [Location("r", f"b{i % 5}", f"z{i % 38}", f"k{i % 1600}") for i in range(paths)]
 
-    def once() -> float:
-        table: ProfileTable[int] = ProfileTable(policy)
-        states = [ClassifierState() for _ in range(paths)]
+    table: ProfileTable[int] = ProfileTable(policy)
+    states = [ClassifierState() for _ in range(paths)]
+
+    def recomputed(change_ns: int) -> float:
         begin = time.perf_counter()
         for i in range(paths):
-            state = states[i]
-            next_rtt_class(state, rtts[i], classes)
-            found = classify(classes, state, class_from_labels(own, places[i]))
-            table.update(i, PathInputs(found.path_class, rtts[i], 400_000_000_000))
+            next_rtt_class(states[i], rtts[i] + change_ns, classes)
+            found = classify(classes, states[i], class_from_labels(own, places[i]))
+            table.update(i, PathInputs(found.path_class, rtts[i] + change_ns, 400_000_000_000))
         return time.perf_counter() - begin
 
-    seconds = medians(bench.repetitions, {"seconds": once})["seconds"]
+    recomputed(0)
+    changes = iter(range(1000, 10**9, 1000))
+    seconds = medians(bench.repetitions, {"seconds": lambda: recomputed(next(changes))})["seconds"]
     bench.rows.append(
         Row("recompute_100000_paths", "s", round(seconds, 3), None, 1, "low", "value", note="classes and profiles")
     )
