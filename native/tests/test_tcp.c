@@ -715,6 +715,73 @@ static void test_frame_fuzz(void **state)
 	pair_close(&t);
 }
 
+/* A peer that does not care what was acknowledged: its connection waits for this end's polls, nothing is lost or overrun. */
+static void test_flood(void **state)
+{
+	enum { FRAMES = 40000 };
+	struct pair t;
+	struct dq_qp *qp;
+	static uint8_t stream[FRAMES * DQ_TCP_HEADER_BYTES];
+	unsigned seen = 0;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
+	for (uint32_t i = 0; i < FRAMES; i++)
+		dq_tcp_frame_put(stream + i * DQ_TCP_HEADER_BYTES, &(struct dq_tcp_frame){.type = DQ_TCP_WRITE, .imm = i});
+	const struct dq_tcp_device *dev = dq_tcp_device_of(t.b.dev);
+	size_t sent = 0;
+	while (seen < FRAMES) {
+		struct dq_wc wc[8];
+		uint8_t sink[4096];
+		if (sent < sizeof stream) {
+			ssize_t n = send(fd, stream + sent, sizeof stream - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+			sent += n > 0 ? (size_t)n : 0;
+		}
+		while (recv(fd, sink, sizeof sink, MSG_DONTWAIT) > 0)
+			;
+		int n = t.b.p->poll(t.b.dev, wc, 8);
+		assert_true(dev->cq_tail - dev->cq_head <= dev->cq_segments + dev->cq_reserve);
+		for (int i = 0; i < n; i++) {
+			assert_int_equal(wc[i].op, DQ_WC_SEGMENT);
+			assert_int_equal(wc[i].imm, seen++);
+		}
+	}
+	close(fd);
+	t.b.p->qp_destroy(qp);
+	pair_close(&t);
+}
+
+/* Longer than any segment may be, although the memory would take it. */
+static void test_segment_limit(void **state)
+{
+	struct pair t;
+	struct dq_qp *qp;
+	struct dq_mem *mem;
+	struct dq_mem_key key;
+	struct dq_error err = {0};
+	const size_t size = 2 * (size_t)DQ_MAX_SEGMENT_BYTES;
+	void *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	const struct dq_mem_desc desc = {.addr = bytes, .len = size, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
+
+	(void)state;
+	assert_ptr_not_equal(bytes, MAP_FAILED);
+	pair_open(&t, 0, 0);
+	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
+	t.b.p->mem_key(mem, &key);
+	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
+	const struct dq_write own = {.mem = mem, .len = DQ_MAX_SEGMENT_BYTES + 1};
+	assert_int_equal(t.b.p->post_write(qp, &own, 1), -EINVAL);
+	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_WRITE, .len = DQ_MAX_SEGMENT_BYTES + 1, .addr = key.addr, .key = key.key});
+	PUMP_UNTIL(&t, count(&t.b, DQ_WC_FAILED, NULL) == 1);
+	assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_PROTOCOL);
+	close(fd);
+	t.b.p->qp_destroy(qp);
+	t.b.p->mem_deregister(mem);
+	munmap(bytes, size);
+	pair_close(&t);
+}
+
 static void test_peer_closes_inside_payload(void **state)
 {
 	struct pair t;
@@ -1304,6 +1371,8 @@ int main(void)
 		cmocka_unit_test(test_version_is_told),
 		cmocka_unit_test(test_silent_connections),
 		cmocka_unit_test(test_frame_fuzz),
+		cmocka_unit_test(test_flood),
+		cmocka_unit_test(test_segment_limit),
 		cmocka_unit_test(test_peer_closes_inside_payload),
 		cmocka_unit_test(test_dial_before_passive_end_is_told),
 		cmocka_unit_test(test_nobody_there),
