@@ -1189,6 +1189,31 @@ static void test_idle_stays_up(void **state)
 	pair_close(&t);
 }
 
+/* A heartbeat is answered, also on a data QP that has nothing to say itself; an answer is not. */
+static void test_heartbeat_is_answered(void **state)
+{
+	struct pair t;
+	struct dq_qp *qp;
+	uint8_t header[DQ_TCP_HEADER_BYTES];
+	struct dq_tcp_frame answer = {0};
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
+	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_HEARTBEAT, .flags = DQ_TCP_REPLY});
+	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_HEARTBEAT});
+	PUMP_UNTIL(&t, recv(fd, header, sizeof header, MSG_DONTWAIT) == (ssize_t)sizeof header);
+	dq_tcp_frame_get(header, &answer);
+	assert_int_equal(answer.type, DQ_TCP_HEARTBEAT);
+	assert_int_equal(answer.flags, DQ_TCP_REPLY);
+	for (int i = 0; i < 100; i++)
+		pair_poll(&t);
+	assert_true(recv(fd, header, sizeof header, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+	close(fd);
+	t.b.p->qp_destroy(qp);
+	pair_close(&t);
+}
+
 /* A peer that answers heartbeats and never acknowledges: the operation's own deadline finds it. */
 static void test_operation_deadline(void **state)
 {
@@ -1384,6 +1409,7 @@ int main(void)
 		cmocka_unit_test(test_frozen_peer_with_work),
 		cmocka_unit_test(test_frozen_peer_idle),
 		cmocka_unit_test(test_idle_stays_up),
+		cmocka_unit_test(test_heartbeat_is_answered),
 		cmocka_unit_test(test_operation_deadline),
 		cmocka_unit_test(test_datagrams),
 		cmocka_unit_test(test_datagram_sleep),
