@@ -141,8 +141,6 @@ static void answer(const struct options *o, int pipe_fd)
 		receive(&e);
 		wait_for("send", send_one(&e), &result);
 	}
-	/* The near end closes when it has the last answer: wait for that, so that it is not cut off. */
-	dqplb_wait(e.receives[e.next], PATIENCE_MS, &result);
 	dqplb_close(e.ctx);
 }
 
@@ -183,6 +181,8 @@ static void ask(const struct options *o, int pipe_fd)
 			times[i] = now_ns() - begin;
 		wait_for("send", sent, &result);
 	}
+	/* The far end closes when its last answer is known to be here. Were this end first, that answer could fail. */
+	dqplb_wait(e.receives[e.next], PATIENCE_MS, &result);
 	dqplb_close(e.ctx);
 	qsort(times, (size_t)o->rounds, sizeof(*times), by_value);
 	printf("{\"bytes\": %zu, \"rounds\": %ld, \"min_ns\": %lld, \"p50_ns\": %lld, \"p99_ns\": %lld, \"max_ns\": %lld}\n", o->bytes,
