@@ -54,15 +54,18 @@ bool dq_vc_tell(struct dq_vc *vc, const struct dq_message *m, uint64_t *number)
 
 void dq_vc_owes(struct dq_vc *vc, uint64_t now_ns)
 {
-	if (vc->awaiting++ == 0)
-		vc->awaiting_since_ns = now_ns;
+	if (vc->awaiting++ == 0) {
+		vc->checked_ns = now_ns;
+		vc->waited_ns = 0;
+	}
 }
 
 void dq_vc_answered(struct dq_vc *vc, uint64_t now_ns)
 {
 	if (vc->awaiting)
 		vc->awaiting--;
-	vc->awaiting_since_ns = now_ns;
+	vc->checked_ns = now_ns;
+	vc->waited_ns = 0;
 }
 
 /* --- life ------------------------------------------------------------------------------------------------------ */
@@ -340,7 +343,7 @@ bool dq_vc_run(struct dq_vc *vc, uint32_t budget, uint64_t now_ns)
 
 int dq_vc_check(struct dq_vc *vc, uint64_t now_ns, bool *stalled)
 {
-	uint64_t since = DQ_MAX(vc->awaiting_since_ns, vc->last_heard_ns);
+	uint64_t deadline = vc->config.cancel_deadline_ns, silent = now_ns - DQ_MIN(now_ns, vc->checked_ns);
 	*stalled = false;
 	if (vc->failed)
 		return 0;
@@ -352,7 +355,13 @@ int dq_vc_check(struct dq_vc *vc, uint64_t now_ns, bool *stalled)
 		vc->stalled = *stalled = true;
 		vc->counters.stalls++;
 	}
-	if (vc->awaiting && vc->config.cancel_deadline_ns && now_ns > since + vc->config.cancel_deadline_ns) {
+	if (vc->last_heard_ns != vc->waited_heard_ns)
+		vc->waited_ns = 0;
+	else
+		vc->waited_ns += DQ_MIN(silent, deadline / 4 + 1);
+	vc->waited_heard_ns = vc->last_heard_ns;
+	vc->checked_ns = now_ns;
+	if (vc->awaiting && deadline && vc->waited_ns >= deadline) {
 		dq_vc_broken(vc, "the peer did not answer a withdrawal within %llu ms",
 			     (unsigned long long)(vc->config.cancel_deadline_ns / 1000000));
 		return DQ_ERR_UNREACHABLE;

@@ -207,7 +207,9 @@ struct dq_vc {
 	uint64_t last_heard_ns;         /* anything from the peer */
 	uint64_t last_progress_ns;      /* of posted segments */
 	uint32_t awaiting;              /* the peer owes: answers to CANCEL, UNEXPORT, FLOW_CLOSE; segments that it said were written */
-	uint64_t awaiting_since_ns;
+	uint64_t checked_ns;            /* last dq_vc_check */
+	uint64_t waited_ns;             /* in silence, while something was owed */
+	uint64_t waited_heard_ns;       /* last_heard_ns then */
 	uint64_t throttle_since_ns;
 	int throttle_reason;            /* -1 none */
 	bool stalled;
@@ -265,7 +267,8 @@ static inline void dq_vc_control_posted(struct dq_vc *vc) { dq_control_posted(&v
 /* Post what can be posted: at most `budget` segments, and control packets. true = there may be more to post right now. */
 bool dq_vc_run(struct dq_vc *vc, uint32_t budget, uint64_t now_ns);
 /* Deadlines: 0, or DQ_ERR_* when the VC must be failed (text in vc->why): the peer owes an answer and was silent for the
- * cancel deadline, or there is no memory for a control message. Sets *stalled once per stall. */
+ * cancel deadline, or there is no memory for a control message. Sets *stalled once per stall. Call it often: from one call
+ * to the next at most a quarter of the deadline counts, so that a pause of this whole process is not held against the peer. */
 int dq_vc_check(struct dq_vc *vc, uint64_t now_ns, bool *stalled);
 static inline struct dq_flow *dq_flow_at(const struct dq_pools *p, uint32_t flow) { return dq_slab_at(&p->flows, flow); }
 static inline uint32_t dq_vc_outstanding(const struct dq_vc *vc) { return vc->segs.used; }
