@@ -37,7 +37,7 @@ from dqplbd.engine.engine import (
 from dqplbd.inventory.soft import LocalDevice
 from dqplbd.logs import fields
 from dqplbd.peers.cards import Hello, HelloDevice
-from dqplbd.probing.estimate import PathEstimator, quantile
+from dqplbd.probing.estimate import PathEstimator, Window, quantile
 from dqplbd.probing.prober import RESULTS, DeviceProber
 from dqplbd.probing.targets import Target, TargetPolicy, choose_targets
 from dqplbd.profiles.bdp import Explanation, PathInputs, Profile, ProfilePolicy
@@ -57,6 +57,7 @@ _DELAYS: Final = 256  # probes whose host delays are kept
 _NOISE_CHANGE: Final = 1.5  # factor by which measured noise must move before it is pushed
 _MIN_NOISE_NS: Final = 10_000
 _TICK_S: Final = 1.0
+_LOADED: Final = 0.05  # part of the rate from which on a path counts as loaded
 _MIN_TICK_S: Final = 0.05
 
 
@@ -70,6 +71,7 @@ class Path:
     :ivar target: how it is probed; None when it is only answered.
     :ivar vcs: the VCs on it that are up, with what was negotiated.
     :ivar results: probes by result, since the path began.
+    :ivar loaded: data of this host was on it between the last two times: its RTT may be its own queue.
     :ivar stats: of the engine, when last asked.  :ivar tx_bps: rate between the last two times; ``rx_bps`` likewise.
     """
 
@@ -99,6 +101,7 @@ class Path:
     stats_s: float = 0.0
     tx_bps: int | None = None
     rx_bps: int | None = None
+    loaded: bool = False
     failure: str = ""
     dirty: bool = True
     watchers: set[Callable[[ProbeSample], None]] = field(default_factory=set)
@@ -131,6 +134,7 @@ class Paths:
 
     :param devices: the open ones.
     :param on_rtt: told class and RTT of each good probe.
+    :param on_silent: told a host that answered no probe of a whole window.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class Paths:
         probers: Mapping[int, "DeviceProber[Path]"],
         clock_ns: Callable[[], int] = time.monotonic_ns,
         on_rtt: Callable[[PathClass, int], object] = lambda path_class, rtt_ns: None,
+        on_silent: Callable[[str], object] = lambda host_id: None,
     ) -> None:
         self._engine = engine
         self.devices = [device for device in devices if device.number is not None]
@@ -150,6 +155,7 @@ class Paths:
         self.probers = probers
         self._clock_ns = clock_ns
         self._on_rtt = on_rtt
+        self._on_silent = on_silent
         self._paths: dict[PathKey, Path] = {}
         self._by_host: dict[str, list[Path]] = {}
         self._by_number: dict[int, Path] = {}
@@ -454,15 +460,20 @@ class Paths:
                     self._on_rtt(path.path_class, sample.rtt_ns)
                 # Over an emulated link without delay times are computed, and the round trip is exactly 0.
                 rtt_ns = max(sample.rtt_ns, 1) if sample.result is ProbeResult.OK else 0
-                window = path.estimator.add(RESULTS[sample.result], sample.time_ns, rtt_ns)
-                if window is not None and window.complete and window.rtt_min_ns is not None:
-                    self._window(path, window.rtt_min_ns)
+                window = path.estimator.add(RESULTS[sample.result], sample.time_ns, rtt_ns, loaded=path.loaded)
+                if window is not None:
+                    self._window(path, window)
                 for watcher in list(path.watchers):
                     watcher(sample)
 
-    def _window(self, path: Path, rtt_ns: int) -> None:
+    def _window(self, path: Path, window: Window) -> None:
+        """A window closed: let its RTT speak on the class, but not the queue of this host's own data."""
+        if window.lost and not window.samples:
+            self._on_silent(path.host_id)
+        if not window.complete or window.rtt_min_ns is None or window.base_ns is None:
+            return
         path.windows += 1
-        next_rtt_class(path.classifier, rtt_ns, self._class_policy)
+        next_rtt_class(path.classifier, min(window.rtt_min_ns, window.base_ns), self._class_policy)
 
     async def probe(self, path: Path, count: int, timeout_s: float) -> list[ProbeSample]:
         """Extra probes of a path, one after the other.
@@ -498,6 +509,13 @@ class Paths:
     def tick(self) -> None:
         """Take in what was measured, and push what it changes."""
         now_ns = self._clock_ns()
+        for path in self._paths.values():  # first: what was sent says how to take what was measured meanwhile
+            if path.vcs:
+                self._read_stats(path)
+                # What was posted may still wait in queues; what is no longer in flight got through.
+                path.estimator.add_goodput(now_ns, path.stats.tx_bytes - path.stats.inflight_bytes)
+            else:
+                path.loaded = False
         self._drain()
         regroup = False
         for path in self._paths.values():
@@ -505,11 +523,7 @@ class Paths:
                 window = path.estimator.advance(now_ns)
                 if window is not None:
                     path.dirty = True
-                    if window.complete and window.rtt_min_ns is not None:
-                        self._window(path, window.rtt_min_ns)
-            if path.vcs:
-                self._read_stats(path)
-                path.estimator.add_goodput(now_ns, path.stats.tx_bytes)
+                    self._window(path, window)
             regroup = regroup or path.dirty
         if regroup and self._config.classification.rule == "largest_gap":
             policy = self._current_class_policy()
@@ -578,6 +592,7 @@ class Paths:
             path_rate_bps=path.link.rate_bps or None,
             host_id=path.host_id,
             active_peers=len(users) + (path.host_id not in users),
+            goodput_bps=path.estimator.goodput_bps,
             max_qps=limits.qps if limits is not None else None,
             queue_depth=limits.depth if limits is not None else None,
             max_segment_bytes=limits.segment_bytes if limits is not None else None,
@@ -660,7 +675,11 @@ class Paths:
             path.tx_bps = max(math.floor((stats.tx_bytes - path.stats.tx_bytes) * 8 / elapsed), 0)
             path.rx_bps = max(math.floor((stats.rx_bytes - path.stats.rx_bytes) * 8 / elapsed), 0)
             path.stats_s = now_s
+            if stats.window_reroutes > path.stats.window_reroutes:
+                path.estimator.rerouted()
             path.stats = stats
+            rate = self._table.profile(path.key).rate_bps
+            path.loaded = max(path.tx_bps, path.rx_bps) > _LOADED * rate or stats.inflight_bytes > 0
 
     def current_stats(self, path: Path) -> PathStats:
         """Counters and levels of a path now; of one without VCs those that it had in the end."""

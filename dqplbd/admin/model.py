@@ -372,6 +372,7 @@ class Live(Model):
     queue_delay_max_ns: int = Field(0, description="Largest such since the peaks were last reset.")
     window_shrinks: int = 0
     window_grows: int = 0
+    window_reroutes: int = Field(0, description="Times that a longer path, not a queue, was found behind a delay.")
     throttled_window_ns: int = Field(0, description="Time with backlog that the window held back.")
     throttled_grant_ns: int = 0
     throttled_qp_ns: int = 0

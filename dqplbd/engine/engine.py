@@ -338,6 +338,7 @@ class PathStats:
     queue_delay_max_ns: int = 0
     window_shrinks: int = 0
     window_grows: int = 0
+    window_reroutes: int = 0
     throttled_window_ns: int = 0
     throttled_grant_ns: int = 0
     throttled_qp_ns: int = 0

@@ -4,8 +4,13 @@
 The base RTT is a windowed minimum, as BBR has it (https://datatracker.ietf.org/doc/draft-ietf-ccwg-bbr/): queues only
 ever add to a round trip, so the smallest of many is nearest to the path itself, and forgetting old windows lets a path
 that became longer show.  One minimum of samples taken in one instant would be the minimum of one queue, so the samples
-of a window have to be spread over it.  Median and 99th percentile against that minimum show congestion; there is no
-mean.
+of a window have to be spread over it.
+
+A host that sends all the time sees its own standing queue in every sample.  Were that taken for the path, the window
+computed from it would be larger, and with it the queue, and so on without end.  So samples taken under this host's own
+load may lower the base RTT and never raise it, until :meth:`PathEstimator.rerouted` says that the path did get longer
+(the delay-adapted windows of the data plane find that out).  Median and 99th percentile against that minimum show
+congestion; there is no mean.
 
 A window closes when it is as long as configured and has its samples; one that is short of them stays open, up to ten
 times as long, so that slow probing makes windows longer rather than worthless.  The very first window closes as soon as
@@ -48,6 +53,7 @@ class Window(NamedTuple):
     :ivar samples: good samples.  :ivar lost: probes without answer.
     :ivar invalid: answers with impossible times.  :ivar send_errors: probes that could not be sent.
     :ivar complete: enough good samples, spread over the window, for its minimum to change a class.
+    :ivar base_ns: base RTT when it closed; None before the first good sample.
     """
 
     start_ns: int
@@ -61,12 +67,14 @@ class Window(NamedTuple):
     invalid: int
     send_errors: int
     complete: bool
+    base_ns: int | None
 
 
 class PathEstimate(NamedTuple):
     """What is known of a path now.
 
-    :ivar rtt_min_ns: base RTT: smallest over the kept windows and the open one; None when there was no good sample.
+    :ivar rtt_min_ns: base RTT: smallest over the kept windows and the open one, and no larger than it was while all of
+        their samples were taken under load; None when there was no good sample.
     :ivar rtt_p50_ns: median of the last window that had samples, else of the open one; None likewise.
     :ivar rtt_p99_ns: its 99th percentile.
     :ivar jitter_ns: its mean difference of an RTT to the one before.
@@ -152,6 +160,7 @@ class PathEstimator:
     """Estimates of one path.  Not thread safe."""
 
     __slots__ = (
+        "_base",
         "_closed",
         "_first_ns",
         "_goodput",
@@ -167,6 +176,8 @@ class PathEstimator:
         "_samples",
         "_send_errors",
         "_start_ns",
+        "_unloaded",
+        "_unloaded_windows",
         "_updated_ns",
         "_warm_up",
         "_window_ns",
@@ -193,6 +204,8 @@ class PathEstimator:
         self._needed = samples_per_window
         self._warm_up = warm_up
         self._closed: deque[Window] = deque(maxlen=windows)
+        self._unloaded_windows: deque[bool] = deque(maxlen=windows)
+        self._base: int | None = None
         self._opened_any = False
         self._goodput = GoodputFilter(goodput_windows)
         self._updated_ns: int | None = None
@@ -203,17 +216,19 @@ class PathEstimator:
         self._start_ns = start_ns
         self._rtts: list[int] = []
         self._min: int | None = None
+        self._unloaded = False
         self._samples = self._lost = self._invalid = self._send_errors = 0
         self._first_ns = self._last_ns = start_ns
         self._last_rtt: int | None = None
         self._jitter_sum = 0
 
-    def add(self, result: ProbeResult, time_ns: int, rtt_ns: int = 0) -> Window | None:
+    def add(self, result: ProbeResult, time_ns: int, rtt_ns: int = 0, *, loaded: bool = False) -> Window | None:
         """Take in one probe.
 
         :param result: how it ended.  ``ok`` with an RTT that is not positive counts as ``invalid``.
         :param time_ns: when it was posted; may be before earlier calls', as a loss is known late.
         :param rtt_ns: its RTT, for ``ok``.
+        :param loaded: this host itself carried data on the path at the time, so the RTT may be its own queue.
         :returns: the window that closed, if one did: the one that this sample came too late for, or the very first one,
             which it completed.
         """
@@ -227,7 +242,7 @@ class PathEstimator:
             if self._warm_up:
                 self._warm_up -= 1
             else:
-                self._take(time_ns, rtt_ns)
+                self._take(time_ns, rtt_ns, loaded)
         elif result is ProbeResult.TIMEOUT:
             self._lost += 1
         elif result is ProbeResult.SEND_ERROR:
@@ -238,7 +253,7 @@ class PathEstimator:
             return self._close(max(time_ns, self._start_ns))
         return closed
 
-    def _take(self, time_ns: int, rtt_ns: int) -> None:
+    def _take(self, time_ns: int, rtt_ns: int, loaded: bool) -> None:
         if self._samples == 0:
             self._first_ns = time_ns
         self._samples += 1
@@ -250,6 +265,16 @@ class PathEstimator:
         self._last_rtt = rtt_ns
         if len(self._rtts) < _MAX_KEPT:
             self._rtts.append(rtt_ns)
+        self._unloaded = self._unloaded or not loaded
+        self._update_base()
+
+    def _update_base(self) -> None:
+        best = self._min
+        for window in self._closed:
+            if window.rtt_min_ns is not None and (best is None or window.rtt_min_ns < best):
+                best = window.rtt_min_ns
+        if best is None or self._base is None or best < self._base or self._unloaded or any(self._unloaded_windows):
+            self._base = best
 
     def _is_complete(self) -> bool:
         """Whether the open window has its samples; for all but the first window also spread over it."""
@@ -280,9 +305,12 @@ class PathEstimator:
             self._invalid,
             self._send_errors,
             self._is_complete(),
+            self._base,
         )
         self._closed.append(window)
+        self._unloaded_windows.append(self._unloaded)
         self._clear(now_ns)
+        self._update_base()
         return window
 
     def _jitter(self) -> int | None:
@@ -302,17 +330,19 @@ class PathEstimator:
     def reset(self) -> None:
         """Forget the round trips, for a path that is known to have changed; warm-up is not repeated."""
         self._closed.clear()
+        self._unloaded_windows.clear()
+        self._base = None
         self._opened_any = False
         self._clear(0)
+
+    def rerouted(self) -> None:
+        """The path got longer, as the data plane found out: what is sampled from now on is the path, loaded or not."""
+        self._base = None
 
     @property
     def rtt_min_ns(self) -> int | None:
         """Base RTT, or None without a good sample."""
-        best = self._min
-        for window in self._closed:
-            if window.rtt_min_ns is not None and (best is None or window.rtt_min_ns < best):
-                best = window.rtt_min_ns
-        return best
+        return self._base
 
     def estimate(self) -> PathEstimate:
         """What is known now."""

@@ -203,6 +203,7 @@ static void add_counters(struct dq_path_stats *s, const struct dq_vc *c)
 	s->stalls += c->counters.stalls;
 	s->window_shrinks += c->window.shrinks;
 	s->window_grows += c->window.grows;
+	s->window_reroutes += c->window.reroutes;
 	s->throttled_window_ns += c->counters.throttled_ns[0];
 	s->throttled_grant_ns += c->counters.throttled_ns[1];
 	s->throttled_qp_ns += c->counters.throttled_ns[2];

@@ -271,3 +271,29 @@ def test_goodput_through_the_estimator() -> None:
     for bad in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="expected"):
             GoodputFilter(*bad)
+
+
+def test_the_own_queue_never_raises_the_base_rtt() -> None:
+    estimator = PathEstimator(1000, windows=2, samples_per_window=2, warm_up=0)
+    for time_ns in range(0, 3000, 100):
+        estimator.add(ProbeResult.OK, time_ns, 100)
+    for time_ns in range(3000, 20000, 100):
+        estimator.add(ProbeResult.OK, time_ns, 150, loaded=True)
+    assert estimator.rtt_min_ns == 100
+    estimator.add(ProbeResult.OK, 20000, 90, loaded=True)  # but what is shorter is shorter
+    assert estimator.rtt_min_ns == 90
+    for time_ns in range(20100, 30000, 100):
+        estimator.add(ProbeResult.OK, time_ns, 150)  # the path is idle now, and still that long
+    assert estimator.rtt_min_ns == 150
+
+
+def test_a_path_found_to_be_longer_is_believed_under_load() -> None:
+    estimator = PathEstimator(1000, windows=2, samples_per_window=2, warm_up=0)
+    for time_ns in range(0, 3000, 100):
+        estimator.add(ProbeResult.OK, time_ns, 100)
+    for time_ns in range(3000, 9000, 100):
+        estimator.add(ProbeResult.OK, time_ns, 240, loaded=True)
+    assert estimator.rtt_min_ns == 100
+    estimator.rerouted()
+    estimator.add(ProbeResult.OK, 9000, 240, loaded=True)
+    assert estimator.rtt_min_ns == 240
