@@ -161,6 +161,7 @@ class PathEstimator:
 
     __slots__ = (
         "_base",
+        "_believed_windows",
         "_closed",
         "_first_ns",
         "_goodput",
@@ -206,6 +207,7 @@ class PathEstimator:
         self._closed: deque[Window] = deque(maxlen=windows)
         self._unloaded_windows: deque[bool] = deque(maxlen=windows)
         self._base: int | None = None
+        self._believed_windows = 0  # so many more windows count as unloaded
         self._opened_any = False
         self._goodput = GoodputFilter(goodput_windows)
         self._updated_ns: int | None = None
@@ -265,7 +267,7 @@ class PathEstimator:
         self._last_rtt = rtt_ns
         if len(self._rtts) < _MAX_KEPT:
             self._rtts.append(rtt_ns)
-        self._unloaded = self._unloaded or not loaded
+        self._unloaded = self._unloaded or not loaded or self._believed_windows > 0
         self._update_base()
 
     def _update_base(self) -> None:
@@ -309,6 +311,7 @@ class PathEstimator:
         )
         self._closed.append(window)
         self._unloaded_windows.append(self._unloaded)
+        self._believed_windows = max(self._believed_windows - 1, 0)
         self._clear(now_ns)
         self._update_base()
         return window
@@ -336,8 +339,9 @@ class PathEstimator:
         self._clear(0)
 
     def rerouted(self) -> None:
-        """The path got longer, as the data plane found out: what is sampled from now on is the path, loaded or not."""
-        self._base = None
+        """The path got longer, as the data plane found out: for as many windows as are kept, what is sampled is the path,
+        loaded or not, and so the base RTT follows when the older windows are forgotten."""
+        self._believed_windows = (self._closed.maxlen or 1) + 1
 
     @property
     def rtt_min_ns(self) -> int | None:

@@ -295,5 +295,9 @@ def test_a_path_found_to_be_longer_is_believed_under_load() -> None:
         estimator.add(ProbeResult.OK, time_ns, 240, loaded=True)
     assert estimator.rtt_min_ns == 100
     estimator.rerouted()
-    estimator.add(ProbeResult.OK, 9000, 240, loaded=True)
+    for time_ns in range(9000, 13000, 100):
+        estimator.add(ProbeResult.OK, time_ns, 240, loaded=True)
+    assert estimator.rtt_min_ns == 240
+    for time_ns in range(13000, 20000, 100):
+        estimator.add(ProbeResult.OK, time_ns, 300, loaded=True)  # and that is all that was learned
     assert estimator.rtt_min_ns == 240
