@@ -339,8 +339,11 @@ class PathEstimator:
         self._clear(0)
 
     def rerouted(self) -> None:
-        """The path got longer, as the data plane found out: for as many windows as are kept, what is sampled is the path,
-        loaded or not, and so the base RTT follows when the older windows are forgotten."""
+        """The path got longer, as the data plane found out.
+
+        For as many windows as are kept, what is sampled is the path, loaded or not, and so the base RTT follows when the
+        older windows are forgotten.
+        """
         self._believed_windows = (self._closed.maxlen or 1) + 1
 
     @property
