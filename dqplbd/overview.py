@@ -70,8 +70,11 @@ class Overview:
         if daemon.heartbeat_age_s() > HEARTBEAT_LIMIT_S:
             reasons.append(f"the engine's loop has not moved for {daemon.heartbeat_age_s():.1f} s")
         if daemon.reload_problems:
+            first = daemon.reload_problems[0]
+            where = first.file if first.line is None else f"{first.file}:{first.line}"
             reasons.append(
-                f"the last reload was refused: {daemon.reload_problems[0].problem}; the old configuration is in force"
+                f"the last reload was refused: {where}: {first.problem}; expected {first.expected}; "
+                "the old configuration is in force"
             )
         if daemon.peers is not None and daemon.peers.dns_error:
             reasons.append(daemon.peers.dns_error)

@@ -145,6 +145,7 @@ class ClientServer:
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="dqplbd-memory")
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone = asyncio.Event()
+        self._stopping = False
         self.attached_total = 0
         self.refused_total = 0
 
@@ -177,18 +178,24 @@ class ClientServer:
             self._close(connection)
 
     async def stop(self, timeout_s: float = 2.0) -> None:
-        """Close all connections and wait until the engine has cleaned up after them, at most ``timeout_s``."""
+        """Let everybody go, and wait until the engine has cleaned up after them, at most ``timeout_s``.
+
+        Clients and peers are told that the daemon stops.
+        """
         self.stop_accepting()
-        for connection in list(self._connections):
-            self._close(connection)
+        self._stopping = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
+        self._engine.part()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._clients:
                     self._gone.clear()
                     await self._gone.wait()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for connection in list(self._connections):
+            self._close(connection, removed=True)
+        # Its threads call the engine, which is about to go.
+        self._executor.shutdown(cancel_futures=True)
 
     # -- what others ask
 
@@ -207,7 +214,12 @@ class ClientServer:
         connection = self._clients.get(client)
         if connection is None:
             return
-        log.warning("client cut off: %s", text, extra=fields(client=client, name=connection.name, pid=connection.pid))
+        log.log(
+            logging.INFO if self._stopping else logging.WARNING,
+            "client cut off: %s",
+            text,
+            extra=fields(client=client, name=connection.name, pid=connection.pid),
+        )
         self._close(connection, removed=True)
 
     def on_gone(self, client: int) -> None:

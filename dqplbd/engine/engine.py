@@ -716,6 +716,10 @@ class Engine:
             raise EngineError(errno.EBADF, "the engine was closed")
         return self._e
 
+    def part(self) -> None:
+        """Cut off clients and peers, telling them that the daemon stops."""
+        lib.dq_engine_part(self._live())
+
     def close(self) -> None:
         """Cut off clients and peers and free everything; probers must be stopped.  A second call does nothing."""
         if self._e is not None:

@@ -242,7 +242,7 @@ void eng_client_cut(struct dq_engine *e, struct eng_client *c, const char *fmt, 
 	atomic_store_explicit(&c->control->closed, (uint32_t)-DQ_ERR_DAEMON, memory_order_release);
 	atomic_store_explicit(&c->control->client_waiting, 1, memory_order_relaxed); /* it may be asleep: wake it in any case */
 	wake(c);
-	e->clients_cut += !e->stop;
+	e->clients_cut += !e->parted;
 	eng_event(e, &ev);
 	eng_client_leave(e, c);
 }

@@ -376,17 +376,14 @@ static void request_stop(struct dq_engine *e, void *arg)
 	e->stop = true;
 }
 
-/* On the engine's thread, as its last act: clients and peers learn at once that this daemon is gone. */
-static void shut_down(struct dq_engine *e)
+/* Clients and peers learn at once that this daemon is gone; in this order, so that no peer is told that a client died. */
+static void part(struct dq_engine *e, void *arg)
 {
-	pthread_mutex_lock(&e->lock);
-	e->stopped = true;
-	pthread_mutex_unlock(&e->lock);
+	(void)arg;
+	e->parted = true;
 	for (uint32_t i = 0; i < e->clients.capacity; i++) {
 		struct eng_client *c = eng_client_at(e, i);
-		if (!c)
-			continue;
-		if (!c->dying)
+		if (c && !c->dying)
 			eng_client_cut(e, c, "the daemon is stopping");
 	}
 	for (uint32_t i = 0; i < e->vcs.capacity; i++) {
@@ -395,6 +392,21 @@ static void shut_down(struct dq_engine *e)
 			eng_vc_fail(e, vc, DQ_ERR_UNREACHABLE, "the daemon is stopping");
 	}
 	eng_vc_reap(e);
+}
+
+void dq_engine_part(dq_engine *e)
+{
+	eng_call(e, part, NULL);
+}
+
+/* On the engine's thread, as its last act. */
+static void shut_down(struct dq_engine *e)
+{
+	pthread_mutex_lock(&e->lock);
+	e->stopped = true;
+	pthread_mutex_unlock(&e->lock);
+	run_calls(e); /* those that came after the last look; there will be no more */
+	part(e, NULL);
 	for (uint32_t i = 0; i < e->paths.capacity; i++) {
 		struct eng_path *p = eng_path_at(e, i);
 		if (p)

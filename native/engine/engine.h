@@ -174,6 +174,7 @@ struct dq_engine_stats {
 };
 
 int dq_engine_create(const struct dq_engine_config *cfg, dq_engine **out, struct dq_text *err); /* starts the thread */
+void dq_engine_part(dq_engine *e);                    /* cuts clients and peers off, telling them that the daemon stops */
 void dq_engine_destroy(dq_engine *e);                 /* cuts clients and peers off, joins the thread, frees everything */
 uint64_t dq_engine_heartbeat(dq_engine *e);           /* grows while the loop lives, at least every 500 ms also when idle */
 int dq_engine_event_fd(dq_engine *e);

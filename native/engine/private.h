@@ -168,6 +168,7 @@ struct dq_engine {
 	uint64_t events_dropped;
 
 	bool stop;
+	bool parted;                    /* dq_engine_part: clients are cut off for no fault of theirs */
 	uint64_t now_ns;                /* of this pass */
 	uint64_t tick_ns;
 	uint64_t spin_until_ns;
