@@ -65,7 +65,10 @@ struct fault_dgram {
 };
 
 static struct fault_device *device_of(struct dq_device *d) { return (struct fault_device *)(void *)d; }
-static const struct fault_device *device_of_const(const struct dq_device *d) { return (const struct fault_device *)(const void *)d; }
+static const struct fault_device *device_of_const(const struct dq_device *d)
+{
+	return (const struct fault_device *)(const void *)d;
+}
 static struct fault_qp *qp_of(struct dq_qp *q) { return (struct fault_qp *)(void *)q; }
 static struct fault_dgram *dgram_of(struct dq_dgram *d) { return (struct fault_dgram *)(void *)d; }
 static const struct fault_dgram *dgram_of_const(const struct dq_dgram *d) { return (const struct fault_dgram *)(const void *)d; }
@@ -268,7 +271,8 @@ void dq_fault_stats(const struct dq_device *dev, struct dq_fault_stats *out)
 
 /* ---- device ---- */
 
-static int fault_device_open(const struct dq_provider *base, const struct dq_device_config *cfg, struct dq_device **out, struct dq_error *err)
+static int fault_device_open(const struct dq_provider *base, const struct dq_device_config *cfg, struct dq_device **out,
+			     struct dq_error *err)
 {
 	struct fault_device *dev = calloc(1, sizeof *dev);
 	if (!dev)

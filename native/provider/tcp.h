@@ -60,6 +60,7 @@ struct dq_tcp_device {
 	socklen_t addr_len;
 	int epfd;
 	int listen_fd;
+	bool listener_off;                 /* not watched until the next scan */
 	int spare_fd;                      /* given up for a moment to accept and close when descriptors run out */
 	bool dmabuf;
 

@@ -45,8 +45,10 @@ static bool same_address(const struct sockaddr *a, const struct sockaddr_storage
 	if (!a || a->sa_family != b->ss_family)
 		return false;
 	if (a->sa_family == AF_INET)
-		return ((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr == ((const struct sockaddr_in *)b)->sin_addr.s_addr;
-	return IN6_ARE_ADDR_EQUAL(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr);
+		return ((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr ==
+		       ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+	return IN6_ARE_ADDR_EQUAL(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr,
+				  &((const struct sockaddr_in6 *)b)->sin6_addr);
 }
 
 /* Name, MTU and flags of the interface that has the address; addresses of 127.0.0.0/8 belong to loopback without being listed. */
@@ -59,7 +61,8 @@ static bool interface_of(const struct sockaddr_storage *addr, char name[IFNAMSIZ
 	if (getifaddrs(&all) != 0)
 		return false;
 	for (const struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
-		if (same_address(i->ifa_addr, addr) || (loopback && i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_LOOPBACK))) {
+		const bool v4 = i->ifa_addr && i->ifa_addr->sa_family == AF_INET;
+		if (same_address(i->ifa_addr, addr) || (loopback && v4 && (i->ifa_flags & IFF_LOOPBACK))) {
 			snprintf(name, IFNAMSIZ, "%s", i->ifa_name);
 			*up = (i->ifa_flags & IFF_UP) && (i->ifa_flags & IFF_RUNNING);
 			found = true;
@@ -400,6 +403,16 @@ int dq_tcp_device_claim(struct dq_tcp_device *dev, const struct dq_tcp_qp *qp)
 	return -1;
 }
 
+/* An accept that cannot succeed now leaves the listener readable: look away from it until the next scan. */
+static void listener_watch(struct dq_tcp_device *dev, bool on)
+{
+	struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.u64 = watch_tag(WATCH_LISTENER, 0, 0)};
+	epoll_ctl(dev->epfd, EPOLL_CTL_MOD, dev->listen_fd, &ev);
+	dev->listener_off = !on;
+	if (!on)
+		dq_tcp_device_timer(dev);
+}
+
 static void device_accept(struct dq_tcp_device *dev)
 {
 	for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
@@ -414,8 +427,11 @@ static void device_accept(struct dq_tcp_device *dev)
 			dev->stats.refused_flood++;
 			return;
 		}
-		if (fd < 0)
+		if (fd < 0) {
+			if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+				listener_watch(dev, false);
 			return;
+		}
 		dev->stats.accepted++;
 		if (dev->pending_used == DQ_TCP_PENDING_MAX) {
 			dev->stats.refused_flood++;
@@ -504,6 +520,11 @@ static void device_scan(struct dq_tcp_device *dev)
 			break;
 		dev->stats.refused_silent++;
 		pending_drop(dev, p);
+	}
+	if (dev->listener_off) {
+		if (dev->spare_fd < 0)
+			dev->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+		listener_watch(dev, true);
 	}
 	for (uint32_t i = 0; i < dev->qps_cap; i++) {
 		struct dq_tcp_qp *qp = dev->qps[i];

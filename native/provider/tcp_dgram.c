@@ -50,7 +50,10 @@ struct dq_tcp_dgram {
 };
 
 static struct dq_tcp_dgram *dgram_of(struct dq_dgram *dg) { return (struct dq_tcp_dgram *)(void *)dg; }
-static const struct dq_tcp_dgram *dgram_of_const(const struct dq_dgram *dg) { return (const struct dq_tcp_dgram *)(const void *)dg; }
+static const struct dq_tcp_dgram *dgram_of_const(const struct dq_dgram *dg)
+{
+	return (const struct dq_tcp_dgram *)(const void *)dg;
+}
 
 /* NTP slews both clocks alike, so their distance is constant until the wall clock is set: measuring it anew each time would
  * only add noise. */
@@ -83,7 +86,8 @@ static uint64_t from_wall(const struct dq_tcp_dgram *dg, const struct timespec *
 /* Also starts the kernel's count of datagrams, which names them in its stamps, at 0. */
 static void ask_for_stamps(struct dq_tcp_dgram *dg)
 {
-	const int base = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_TX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_OPT_TSONLY;
+	const int base = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_TX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE |
+			 SOF_TIMESTAMPING_OPT_TSONLY;
 	const int counted = base | SOF_TIMESTAMPING_OPT_ID;
 
 	dg->stamps = setsockopt(dg->fd, SOL_SOCKET, SO_TIMESTAMPING, &base, sizeof base) == 0 &&

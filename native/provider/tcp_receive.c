@@ -40,6 +40,7 @@ int dq_tcp_qp_post_recv(struct dq_qp *q, const struct dq_recv *wr, unsigned n)
 	}
 	return (int)i;
 }
+
 /* A virtual time told by the peer has come already, or it is none. */
 static uint64_t sane_time(struct dq_tcp_device *dev, uint64_t time)
 {
@@ -277,7 +278,8 @@ void dq_tcp_qp_receive(struct dq_tcp_qp *qp)
 			break;
 		if (got <= 0) {
 			const int error = got < 0 ? errno : 0;
-			dq_tcp_qp_fail(qp, error == EFAULT ? DQ_WC_LOCAL : error == ETIMEDOUT ? DQ_WC_TIMEOUT : DQ_WC_REMOTE_GONE, (uint32_t)error);
+			dq_tcp_qp_fail(qp, error == EFAULT ? DQ_WC_LOCAL : error == ETIMEDOUT ? DQ_WC_TIMEOUT : DQ_WC_REMOTE_GONE,
+				       (uint32_t)error);
 			return;
 		}
 		drained = (size_t)got < asked && !qp->rx_hangup; /* the next byte will be an event */

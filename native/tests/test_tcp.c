@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -651,6 +652,49 @@ static void test_silent_connections(void **state)
 	}
 	assert_true(stats_of(&t.b)->refused_flood >= MANY - DQ_TCP_PENDING_MAX);
 	assert_true(stats_of(&t.b)->refused_silent > 0);
+	pair_close(&t);
+}
+
+/* No descriptor left: who dials is turned away at once, and the device neither spins nor forgets its listener. */
+static void test_out_of_descriptors(void **state)
+{
+	struct pair t;
+	struct rlimit before, none;
+	int fds[4];
+
+	(void)state;
+	pair_open(&t, 20 * MS, 200 * MS);
+	const struct dq_tcp_device *dev = dq_tcp_device_of_const(t.b.dev);
+	for (int i = 0; i < 4; i++)
+		fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = before;
+	int lowest = dup(0);
+	assert_true(lowest > 0);
+	close(lowest);
+	none.rlim_cur = (rlim_t)lowest;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	for (int i = 0; i < 3; i++) {
+		if (i == 2) { /* someone took the spare one */
+			close(dev->spare_fd);
+			dq_tcp_device_of(t.b.dev)->spare_fd = -1;
+			none.rlim_cur = (rlim_t)0;
+			assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+		}
+		assert_int_equal(connect(fds[i], (const struct sockaddr *)&dev->addr, dev->addr_len), 0);
+		if (i < 2)
+			PUMP_UNTIL(&t, raw_closed(fds[i]));
+	}
+	PUMP_UNTIL(&t, dev->listener_off);
+	struct pollfd fd = {.fd = t.b.p->event_fd(t.b.dev), .events = POLLIN};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0); /* poll() itself wants room for its one fd */
+	assert_int_equal(poll(&fd, 1, 0), 0);
+	assert_true(stats_of(&t.b)->refused_flood >= 2);
+	assert_int_equal(send(fds[2], "x", 1, MSG_NOSIGNAL), 1);
+	PUMP_UNTIL(&t, raw_closed(fds[2])); /* accepted after all, and it said no hello */
+	for (int i = 0; i < 4; i++)
+		close(fds[i]);
+	still_works(&t);
 	pair_close(&t);
 }
 
@@ -1395,6 +1439,7 @@ int main(void)
 		cmocka_unit_test(test_token),
 		cmocka_unit_test(test_version_is_told),
 		cmocka_unit_test(test_silent_connections),
+		cmocka_unit_test(test_out_of_descriptors),
 		cmocka_unit_test(test_frame_fuzz),
 		cmocka_unit_test(test_flood),
 		cmocka_unit_test(test_segment_limit),
