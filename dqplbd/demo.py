@@ -415,7 +415,7 @@ def result_rows(good: int, wanted: int, transfers: Sequence[Transfer]) -> list[d
         rate = round(one.moved.bytes_per_second)
         if computed:
             reference = round(static[one.distance].moved.bytes_per_second)
-            rows.append(row(f"{prefix}_throughput", rate, "bytes/s", reference, 0.9, rate >= 0.9 * reference))
+            rows.append(row(f"{prefix}_throughput", rate, "bytes/s", reference, 0.85, rate >= 0.85 * reference))
         else:
             rows.append(row(f"{prefix}_throughput", rate, "bytes/s", RATE_BPS // 8, None, None))
         peak, window = one.live.inflight_peak_bytes, one.window_bytes
