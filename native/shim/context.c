@@ -304,6 +304,7 @@ int dqplb_open(const dqplb_options *options, dqplb_context **out)
 	pthread_mutex_init(&ctx->socket_lock, NULL);
 	pthread_cond_init(&ctx->copied, NULL);
 	ctx->socket = ctx->eventfd = -1;
+	ctx->slice_ns = DQ_SHIM_SLICE_NS;
 	ctx->chunk_idle_ns = DQ_SHIM_CHUNK_IDLE_NS;
 	ctx->spin_ns = 1000u * (uint64_t)(o.spin_us ? o.spin_us : cpus() < SPIN_CPUS_MIN ? 0 : SPIN_US_DEFAULT);
 

@@ -46,7 +46,7 @@ void dq_shim_sleep(dqplb_context *ctx, uint64_t deadline)
 		atomic_store(&ctx->control->client_waiting, ctx->sleepers ? 1u : 0u);
 		return;
 	}
-	slice = deadline == DQ_NEVER || deadline - now > DQ_SHIM_SLICE_NS ? DQ_SHIM_SLICE_NS : deadline > now ? deadline - now : 0;
+	slice = deadline > now ? DQ_MIN(deadline - now, ctx->slice_ns) : 0; /* DQ_NEVER is later than everything */
 	t.tv_sec = (time_t)(slice / 1000000000u);
 	t.tv_nsec = (long)(slice % 1000000000u);
 	ctx->sleepers++;

@@ -144,6 +144,7 @@ struct dqplb_context {
 	uint64_t unknown_completions;
 	uint64_t next_liveness;
 	uint64_t spin_ns;
+	uint64_t slice_ns;              /* DQ_SHIM_SLICE_NS, more in tests, where it must not hide a wake that was lost */
 	_Atomic int dead;               /* DQPLB_OK, or why nothing works any more */
 	char dead_text[320];
 	dqplb_flow *flows, *deferred_flows;

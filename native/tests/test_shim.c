@@ -736,6 +736,12 @@ static void *wait_thread(void *arg)
 	return NULL;
 }
 
+/* A sleep ends by being woken, or not for a long time. */
+static void sleep_long(dqplb_context *ctx)
+{
+	ctx->slice_ns = 100000000000u;
+}
+
 static void wait_until_asleep(int client)
 {
 	struct dq_control *control = peer_control(peer, client);
@@ -753,6 +759,8 @@ static void test_sleeps_and_wakes(void **state)
 	dqplb_flow *fa, *fb;
 
 	(void)state;
+	sleep_long(a);
+	sleep_long(b);
 	connect_pair(a, b, &fa, &fb);
 	ok(dqplb_mem_alloc(a, 64, &ma));
 	ok(dqplb_mem_alloc(b, 64, &mb));
@@ -785,6 +793,8 @@ static void test_all_sleepers_are_woken(void **state)
 	dqplb_flow *fa, *fb;
 
 	(void)state;
+	sleep_long(a);
+	sleep_long(b);
 	connect_pair(a, b, &fa, &fb);
 	ok(dqplb_mem_alloc(a, 64, &ma));
 	ok(dqplb_mem_alloc(b, 64, &mb));
@@ -818,6 +828,8 @@ static void test_wait_any(void **state)
 	int done = 0;
 
 	(void)state;
+	sleep_long(a);
+	sleep_long(b);
 	connect_pair(a, b, &fa, &fb);
 	ok(dqplb_mem_alloc(a, 64, &ma));
 	ok(dqplb_mem_alloc(b, 64, &mb));
@@ -1169,6 +1181,8 @@ static void test_many_threads(void **state)
 	struct worker w[THREADS] = {0};
 
 	(void)state;
+	sleep_long(a);
+	sleep_long(b);
 	peer->lower_flag = true;
 	for (int i = 0; i < THREADS; i++) {
 		w[i].a = a;
@@ -1188,6 +1202,65 @@ static void test_many_threads(void **state)
 	while (peer->gone < 2)
 		sched_yield();
 	assert_int_equal(peer->mems, 0);
+}
+
+struct collector {
+	pthread_t thread;
+	dqplb_context *ctx;
+	_Atomic bool stop;
+};
+
+/* Takes completions, and copies, for everybody else. */
+static void *collect_thread(void *arg)
+{
+	struct collector *c = arg;
+
+	while (!c->stop)
+		dqplb_wait_any(c->ctx, 5);
+	return NULL;
+}
+
+static void test_freeing_races_with_arrival(void **state)
+{
+	dqplb_context *a = open_with(0, 0), *b = open_with(0, 0);
+	struct collector collector = {.ctx = b};
+	size_t bytes = 3000000; /* copied without the lock, and for long enough */
+	unsigned canceled = 0, whole = 0;
+	dqplb_request *s, *r;
+	dqplb_mem *ma, *mb;
+	dqplb_flow *fa, *fb;
+
+	(void)state;
+	sleep_long(a);
+	sleep_long(b);
+	connect_pair(a, b, &fa, &fb);
+	ok(dqplb_mem_alloc(a, bytes, &ma));
+	assert_int_equal(pthread_create(&collector.thread, NULL, collect_thread, &collector), 0);
+	for (int i = 0; i < 60; i++) {
+		uint8_t *to = malloc(bytes);
+		dqplb_result result;
+
+		ok(dqplb_mem_register(b, to, bytes, &mb));
+		ok(dqplb_recv(fb, mb, 0, bytes, (uint64_t)i, &r));
+		ok(dqplb_send(fa, ma, 0, bytes, (uint64_t)i, &s));
+		for (int k = 0; k < i % 8 * 10; k++)
+			sched_yield();
+		ok(dqplb_mem_free(mb));
+		free(to); /* from here on nobody may write there: the address sanitizer watches */
+		result = wait_for(r);
+		if (result.status == DQPLB_OK) {
+			whole++;
+		} else {
+			assert_int_equal(result.status, DQPLB_ERR_CANCELED);
+			canceled++;
+		}
+		assert_int_equal(wait_for(s).status, DQPLB_OK);
+	}
+	assert_int_equal(whole + canceled, 60);
+	collector.stop = true;
+	pthread_join(collector.thread, NULL);
+	dqplb_close(a);
+	dqplb_close(b);
 }
 
 int main(void)
@@ -1224,6 +1297,7 @@ int main(void)
 		with_peer(test_closing_never_hangs),
 		with_peer(test_fork),
 		with_peer(test_many_threads),
+		with_peer(test_freeing_races_with_arrival),
 	};
 	return cmocka_run_group_tests_name("shim", tests, NULL, NULL);
 }
