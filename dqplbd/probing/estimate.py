@@ -341,8 +341,8 @@ class PathEstimator:
     def rerouted(self) -> None:
         """The path got longer, as the data plane found out.
 
-        For as many windows as are kept, what is sampled is the path, loaded or not, and so the base RTT follows when the
-        older windows are forgotten.
+        For as many windows as are kept, what is sampled is the path, loaded or not, and so the base RTT follows when
+        the older windows are forgotten.
         """
         self._believed_windows = (self._closed.maxlen or 1) + 1
 

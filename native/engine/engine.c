@@ -469,7 +469,7 @@ static void device_add(struct dq_engine *e, void *arg)
 	d->pci_path[sizeof d->pci_path - 1] = 0;
 	d->rail = cfg->rail;
 	d->numa_node = cfg->numa_node;
-	d->departure.rate_bps = d->attr.rate_bps;
+	d->departure.rate_bps = d->attr.line_rate_bps;
 	dq_grants_init(&d->grants);
 	dq_grants_device(&d->grants, d->attr.rate_bps, d->attr.noise_ns);
 	ev.data.u64 = (uint64_t)WATCH_DEVICE << 32 | e->device_count;

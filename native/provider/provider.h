@@ -38,6 +38,7 @@ struct dq_device_config {
 
 struct dq_device_attr {
 	uint64_t rate_bps;           /* of the port, bits per second, each direction */
+	uint64_t line_rate_bps;      /* what its own send queue drains at; 0 = not known (software): segments leave when posted */
 	uint32_t mtu;                /* payload bytes of one packet */
 	uint32_t header_bytes;       /* wire overhead of one packet */
 	uint32_t max_qps;

@@ -101,9 +101,16 @@ def test_a_rate_guessed_too_low_rises_until_the_path_is_full() -> None:
 
 
 def test_a_short_slow_path_gets_the_minimum() -> None:
-    profile = compute_profile(path("rack", 8, 10), DEFAULT)
-    assert (profile.window_bytes, profile.segment_bytes) == (128 * KIB, 64 * KIB)
+    profile = compute_profile(path("rack", 8, 10), policy("profiles: {window_min_bytes: 256KiB}"))
+    assert profile.window_bytes == 256 * KIB
     assert profile.limited_by is Limiter.MINIMUM
+
+
+@pytest.mark.parametrize(("gbit", "rtt_us"), [(10, 8), (25, 8), (100, 8), (10, 120), (10, 240), (400, 8), (400, 240)])
+def test_a_window_of_few_segments_leaves_no_pauses(gbit: int, rtt_us: int) -> None:
+    """A segment is acknowledged an RTT after its last byte left: less than a BDP and a segment cannot fill the path."""
+    profile = compute_profile(path("rack", rtt_us, gbit), DEFAULT)
+    assert profile.window_bytes >= profile.bdp_bytes + profile.segment_bytes
 
 
 def test_incast_bounds_the_window_by_the_buffer() -> None:
@@ -249,7 +256,8 @@ def test_any_path_gets_a_profile_that_works(inputs: PathInputs, chosen: ProfileP
         assert profile.window_bytes <= max(klass.window_max_bytes, profile.segment_bytes)
     if profile.limited_by is Limiter.BDP:
         assert profile.window_bytes >= chosen.gain * profile.bdp_bytes - 1
-        assert profile.window_bytes <= chosen.gain * profile.bdp_bytes + profile.segment_bytes
+        assert profile.window_bytes >= profile.bdp_bytes + profile.segment_bytes
+        assert profile.window_bytes < chosen.gain * profile.bdp_bytes + 2 * profile.segment_bytes
     if pin.qps is None and profile.qps_by is Limiter.BUDGET:
         assert profile.qps <= max(chosen.qp_budget // inputs.active_peers, 1)
     assert profile.adapt is False or inputs.rtt_ns is not None
