@@ -598,6 +598,8 @@ int dq_tcp_device_poll(struct dq_device *device, struct dq_wc *out, unsigned n)
 
 	if (n == 0 || dev->cq_tail - dev->cq_head < n)
 		device_progress(dev);
+	else if (!dq_tcp_list_empty(&dev->tx)) /* acknowledgements do not wait for all completions to be taken */
+		device_each(&dev->tx, offsetof(struct dq_tcp_qp, tx_node), dq_tcp_qp_transmit);
 	return (int)cq_take(dev, out, n);
 }
 

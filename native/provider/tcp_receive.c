@@ -296,10 +296,7 @@ void dq_tcp_qp_receive(struct dq_tcp_qp *qp)
 	}
 	if (qp->taken != qp->acked)
 		dq_tcp_qp_ack(qp, dev->now_ns);
-	if (qp->shorts_head != qp->shorts_tail) {
-		if (dq_tcp_qp_release(qp) <= dev->now_ns)
-			dq_tcp_qp_transmit(qp);
-		else
-			dq_tcp_qp_schedule(qp);
-	}
+	/* Sent at the beginning of the next poll: what the caller posts because of these completions goes out in the same call. */
+	if (qp->shorts_head != qp->shorts_tail)
+		dq_tcp_qp_schedule(qp);
 }
