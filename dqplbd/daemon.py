@@ -98,6 +98,8 @@ class Daemon:
         self.ready = False
         self.stopping = False
         self.reloads = self.reloads_failed = self.stalls = 0
+        self.fault = ""
+        """What keeps the control plane from its work; empty when nothing does."""
         self.reload_problems: list[ConfigProblem] = []
         self.restart_needed: list[str] = []
         self.api_address = ""
@@ -192,6 +194,7 @@ class Daemon:
             self._locations,
             self.probers,
             on_rtt=self._on_rtt,
+            on_silent=self._on_silent,
         )
 
         self._client = PeerClient(None if wildcard else reachable, config.peers.request_timeout_s)
@@ -303,6 +306,10 @@ class Daemon:
         if self.metrics is not None:
             self.metrics.observe_rtt(path_class, rtt_ns)
 
+    def _on_silent(self, host_id: str) -> None:
+        if self.peers is not None:
+            self.peers.suspect(host_id)
+
     def own_hello(self) -> Hello:
         """What this host tells others."""
         devices = []
@@ -400,8 +407,11 @@ class Daemon:
         while True:
             try:
                 self.paths.tick()
-            except EngineError as error:
-                log.error("paths: %s", error)
+                self.fault = ""
+            except Exception as error:
+                # What carries data goes on with the profiles that it has; that is better than to end.
+                self.fault = f"measurements are not taken in: {type(error).__name__}: {error}"
+                log.exception("measurements are not taken in")
             await asyncio.sleep(self.paths.tick_s)
 
     async def _watch(self) -> None:

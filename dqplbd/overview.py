@@ -69,6 +69,8 @@ class Overview:
             reasons.append("no device is configured")
         if daemon.heartbeat_age_s() > HEARTBEAT_LIMIT_S:
             reasons.append(f"the engine's loop has not moved for {daemon.heartbeat_age_s():.1f} s")
+        if daemon.fault:
+            reasons.append(daemon.fault)
         if daemon.reload_problems:
             first = daemon.reload_problems[0]
             where = first.file if first.line is None else f"{first.file}:{first.line}"

@@ -284,6 +284,12 @@ class PeerManager:
         if peer is not None and not peer.asking:
             self._ask(peer)
 
+    def suspect(self, host_id: str) -> None:
+        """Ask a peer that is thought to be up, as it seems not to be."""
+        peer = self.directory.by_host(host_id)
+        if peer is not None and peer.state is State.UP and not peer.asking:
+            self._ask(peer)
+
     def use(self, host_id: str, in_use: bool) -> None:
         """Note whether traffic goes to a peer."""
         peer = self.directory.by_host(host_id)
