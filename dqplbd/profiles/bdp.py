@@ -542,7 +542,8 @@ def explain_profile(inputs: PathInputs, policy: ProfilePolicy) -> Explanation:
         segment_text = "set by hand" if pin.segment_bytes is not None else "largest that fits the window set by hand"
     add("segment_bytes", format_bytes(segment), segment_text, profile.segment_by)
 
-    wanted = f"{policy.gain:g} x {format_bytes(profile.bdp_bytes)} + {format_bytes(segment)}, in whole segments, at least BDP + one"
+    wanted = f"{policy.gain:g} x {format_bytes(profile.bdp_bytes)} + {format_bytes(segment)}"
+    wanted += ", in whole segments, at least BDP + one"
     qp_product = f"{profile.qps} queue pairs x {profile.outstanding_per_qp} x {format_bytes(segment)}"
     queue_share = (
         f"{format_bytes(policy.buffer_bytes)} buffer x {policy.buffer_alpha:g}/(1+{policy.buffer_alpha:g})"

@@ -101,8 +101,8 @@ def test_a_rate_guessed_too_low_rises_until_the_path_is_full() -> None:
 
 
 def test_a_short_slow_path_gets_the_minimum() -> None:
-    profile = compute_profile(path("rack", 8, 10), policy("profiles: {window_min_bytes: 256KiB}"))
-    assert profile.window_bytes == 256 * KIB
+    profile = compute_profile(path("rack", 8, 10), policy("profiles: {window_min_bytes: 300KiB}"))
+    assert profile.window_bytes == 384 * KIB  # in whole segments
     assert profile.limited_by is Limiter.MINIMUM
 
 
