@@ -122,6 +122,47 @@ static void test_round_trip(void **state)
 	dq_link_destroy(ba);
 }
 
+/* Both directions of one QP at once, data and acknowledgements in between: every time is exact all the same. */
+static void test_both_directions(void **state)
+{
+	enum { WRITES = 300 };
+	const uint64_t delay[2] = {300000, 700000};
+	struct pair t;
+	struct dq_qp *qp[2];
+	struct dq_link *link[2] = {link_make(delay[0], 0), link_make(delay[1], 0)};
+	unsigned posted[2] = {0};
+	uint64_t x = 88172645463325252ull;
+
+	(void)state;
+	pair_open(&t, 0, 0);
+	qp_pair(&t, DQ_QP_DATA, 32, link[0], link[1], &qp[0], &qp[1]);
+	struct side *sides[2] = {&t.a, &t.b};
+	t.a.logged = t.b.logged = 0;
+	const uint64_t guard = clock_ns() + 60000000000u;
+	while (t.a.logged < 2 * WRITES || t.b.logged < 2 * WRITES) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		const unsigned s = x & 1;
+		const struct dq_write wr = write_of(sides[s], sides[!s], posted[s], 0, (uint32_t)(x >> 8) % 5000);
+		if (posted[s] < WRITES && (x & 0x30) == 0)
+			posted[s] += (unsigned)sides[s]->p->post_write(qp[s], &wr, 1);
+		pair_poll(&t);
+		assert_true(clock_ns() < guard);
+	}
+	for (unsigned s = 0; s < 2; s++)
+		for (unsigned i = 0; i < WRITES; i++) {
+			assert_int_equal(find(sides[s], DQ_WC_WRITE, i)->wr_id, i);
+			assert_int_equal(find(sides[!s], DQ_WC_SEGMENT, i)->imm, i);
+			assert_int_equal(find(sides[s], DQ_WC_WRITE, i)->time_ns - find(sides[!s], DQ_WC_SEGMENT, i)->time_ns, delay[!s]);
+		}
+	for (unsigned s = 0; s < 2; s++)
+		sides[s]->p->qp_destroy(qp[s]);
+	pair_close(&t);
+	dq_link_destroy(link[0]);
+	dq_link_destroy(link[1]);
+}
+
 /* Back to back over several QPs of one path: they share its rate, and the last byte arrives exactly when the rate says. */
 static void test_throughput(void **state)
 {
@@ -480,6 +521,7 @@ int main(void)
 		cmocka_unit_test(test_arithmetic),
 		cmocka_unit_test(test_same_as_queue),
 		cmocka_unit_test(test_round_trip),
+		cmocka_unit_test(test_both_directions),
 		cmocka_unit_test(test_throughput),
 		cmocka_unit_test(test_coalesced_acknowledgement),
 		cmocka_unit_test(test_control_passes_data),
