@@ -365,13 +365,15 @@ class Daemon:
         self.stopping = True
         self._notifier.stopping("draining")
         log.info("stopping")
-        if self.clients is not None:
-            self.clients.stop_accepting()
-            await self._drain_clients()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._cleanup.aclose()
+        try:
+            if self.clients is not None:
+                self.clients.stop_accepting()
+                await self._drain_clients()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._cleanup.aclose()
         log.info("stopped")
 
     async def _drain_clients(self) -> None:

@@ -82,6 +82,10 @@ class Unreachable(Exception):
     """A peer gave no usable answer; the text says why."""
 
 
+class _Stale(Unreachable):
+    """A connection broke while a request was on it."""
+
+
 class ApiHandler(Protocol):
     """What the server asks of the daemon; each raises :class:`Refused` to refuse."""
 
@@ -241,6 +245,13 @@ class PeerClient:
         return await self._post(address, "/v1/vcs", request, VcAnswer)
 
     async def _post(self, address: str, path: str, card: Card, model: type[M]) -> M:
+        try:
+            return await self._post_once(address, path, card, model)
+        except _Stale:
+            # A kept connection that the other end has closed meanwhile, such as that to a daemon which restarted.
+            return await self._post_once(address, path, card, model)
+
+    async def _post_once(self, address: str, path: str, card: Card, model: type[M]) -> M:
         url = f"http://{address}{path}"
         try:
             async with self._session.post(
@@ -257,6 +268,10 @@ class PeerClient:
                 status = response.status
         except TimeoutError:
             raise Unreachable(f"{url}: no answer within {self._timeout_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(f"{url}: {_reason(error)}") from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            raise _Stale(f"{url}: {_reason(error)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{url}: {_reason(error)}") from None
         try:
