@@ -90,7 +90,8 @@ struct dq_vc_ops {
 	/* A peer client wants a flow (state INCOMING): answer now or later with dq_vc_flow_accept or dq_vc_flow_refuse. */
 	void (*flow_incoming)(void *user, struct dq_vc *vc, uint32_t flow, const struct dq_message *open);
 	void (*flow_opened)(void *user, struct dq_vc *vc, uint32_t flow, int32_t status); /* answer to dq_vc_flow_open; on error the flow is gone */
-	void (*flow_gone)(void *user, struct dq_vc *vc, uint32_t flow); /* all released; the id is free after this call */
+	/* All released; the id is free after this call. Also for an INCOMING flow that was closed here or whose VC failed. */
+	void (*flow_gone)(void *user, struct dq_vc *vc, uint32_t flow);
 };
 
 enum dq_flow_state {
@@ -172,6 +173,7 @@ struct dq_vc_slots {                    /* the slots this end names, of one dire
 	uint32_t fresh;                 /* ids from here on were never used */
 	uint32_t used;
 	uint32_t shared;                /* of used: beyond each flow's own */
+	uint32_t waiting;               /* flows that want a shared one */
 	bool freed;                     /* a shared slot came back: somebody may be waiting for it */
 };
 

@@ -187,7 +187,7 @@ static void drop_import_user(struct dq_vc *vc, struct dq_flow *f, struct dq_msg 
 	struct dq_region *r = m->import == DQ_NONE ? NULL : dq_region_at(vc, m->import);
 	uint32_t import = m->import;
 	m->import = DQ_NONE;
-	if (!r || --r->users || !r->withdrawn || f->close_sent)
+	if (!r || --r->users || !r->withdrawn)
 		return;
 	dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_UNEXPORT, .flags = DQ_FLAG_ANSWER, .flow = f->peer_flow, .region = r->id }, NULL);
 	dq_region_free(vc, &f->imports, import);

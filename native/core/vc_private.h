@@ -1,5 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of the VC: its objects, and what its files call of each other. Nobody else includes this. */
+/*
+ * Inside of the VC: its objects, and what its files call of each other. Only tests include it besides.
+ *
+ * What can cross, and why it does no harm. A and B are the two ends. Control messages of one direction stay in order;
+ * against segments, and against the other direction, nothing is ordered.
+ *  DONE / segments           The receiver may handle DONE before completions of segments that were written before it. DONE
+ *                            says how many bytes were written; the slot stays until they are seen (receive_done). The
+ *                            same for the CANCEL of a put (put_withdrawn) and for PUT, which may come after its segments.
+ *  CANCEL / DONE             The receiver's CANCEL finds nothing at the sender, or a message with another serial: its DONE is
+ *                            on the way and answers. DONE / DONE of a put cannot cross: only its receiver says it.
+ *  RTR / FLOW_CLOSE          The closing end ignores RTRs and forgets those it had: nothing was written for them, its
+ *                            FLOW_CLOSE answers them all (also their CANCELs). Each send that had found its RTR has said
+ *                            DONE before. So who hears FLOW_CLOSE frees receives without a DONE at once, and waits for
+ *                            those with one.
+ *  PUT / FLOW_CLOSE          A put's slot is freed by DONE alone, whoever closes. The end that hears of the close, or closes,
+ *                            says DONE for each put as soon as it is complete; the flow of the putter lives until then.
+ *                            PUTs that cross our FLOW_CLOSE are tracked like others: their exports are there until the
+ *                            putter's FLOW_CLOSE.
+ *  UNEXPORT / PUT            The putter answers after the last completion of its puts into the region, so each PUT that
+ *                            names the region precedes the answer. Puts begun and stopped get a CANCEL as well.
+ *  UNEXPORT, CANCEL / CLOSE  What was asked before the other end's FLOW_CLOSE came is answered by it. An end that has said
+ *                            FLOW_CLOSE asks and answers nothing more on that flow but DONE and CANCEL of puts.
+ *  FLOW_CLOSE / FLOW_CLOSE   Each waits for its own posted segments only, never for the other: no circle.
+ *  FLOW_ACCEPT / close       An opener that closes before the answer waits for it (it does not know the other end's id), then
+ *                            says FLOW_CLOSE. The acceptor's first messages follow its FLOW_ACCEPT.
+ *  Reuse of slots            The namer frees a slot when the message is through at both ends; its next RTR or PUT follows
+ *                            on its own direction everything it said of the old one, and serials tell them apart.
+ *  Reuse of flow ids         An end says nothing that names the other's flow id after its FLOW_CLOSE; the id is free after
+ *                            that was heard.
+ */
 #ifndef DQ_CORE_VC_PRIVATE_H
 #define DQ_CORE_VC_PRIVATE_H
 

@@ -85,6 +85,7 @@ void dq_slot_want(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir)
 	if (f->is_waiting[dir])
 		return;
 	f->is_waiting[dir] = true;
+	vc->slots[dir].waiting++;
 	f->wait[dir] = (struct dq_node){ DQ_NONE, l->tail };
 	if (l->tail == DQ_NONE)
 		l->head = flow;
@@ -101,6 +102,7 @@ void dq_slot_unwant(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir)
 	if (!f->is_waiting[dir])
 		return;
 	f->is_waiting[dir] = false;
+	vc->slots[dir].waiting--;
 	if (n->prev == DQ_NONE)
 		l->head = n->next;
 	else
@@ -114,7 +116,7 @@ void dq_slot_unwant(struct dq_vc *vc, uint32_t flow, struct dq_flow *f, int dir)
 void dq_slot_serve(struct dq_vc *vc)
 {
 	for (int dir = 0; dir < 2; dir++) {
-		bool moved = vc->slots[dir].freed;
+		bool moved = vc->slots[dir].freed && vc->slots[dir].waiting;
 		vc->slots[dir].freed = false;
 		while (moved) {
 			/* Once round all clients, one slot each; the next time it goes on after the one that got the last. */

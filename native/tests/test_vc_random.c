@@ -293,6 +293,7 @@ static void walk(uint64_t seed, bool may_close, bool may_cancel, bool may_fail, 
 	c.depth = 1 + below(&k, 6);
 	c.outstanding = 1 + below(&k, 6);
 	c.credits = 4 + below(&k, 12);
+	c.control_buffers = below(&k, 2) * (1 + below(&k, 3));
 	c.slot_share = 1 + below(&k, 6);
 	c.grants = below(&k, 2);
 	c.profile.segment_bytes = 128u << below(&k, 6);

@@ -179,7 +179,10 @@ static void *on_buffer(void *user, struct dq_vc *vc)
 {
 	struct vp_end *e = user;
 	(void)vc;
-	return e->up ? malloc(DQ_CONTROL_BYTES) : NULL;
+	if (!e->up || (e->config.control_buffers && e->control_out == e->config.control_buffers))
+		return NULL;
+	e->control_out++;
+	return malloc(DQ_CONTROL_BYTES);
 }
 
 static void on_control(void *user, struct dq_vc *vc, void *buffer, uint32_t bytes)
@@ -508,6 +511,7 @@ bool vp_step(struct vp *w)
 		grants(w, peer->host);
 		break;
 	case EV_CONTROL:
+		peer->control_out--;
 		if (e->up && !e->silent) {
 			if (e->control_posted == 0)
 				fail_msg("control packet for end %u without a posted receive", e->index);
@@ -518,6 +522,7 @@ bool vp_step(struct vp *w)
 			grants(w, e->host);
 		}
 		free(ev.packet);
+		vp_kick(w, peer->index); /* it has its buffer again */
 		break;
 	case EV_REPOST:
 		e->control_posted++;
@@ -777,6 +782,7 @@ void vp_check_clean(struct vp *w)
 		for (int dir = 0; dir < 2; dir++) {
 			assert_int_equal(vc->slots[dir].used, 0);
 			assert_int_equal(vc->slots[dir].shared, 0);
+			assert_int_equal(vc->slots[dir].waiting, 0);
 			assert_int_equal(vc->slots[dir].free_count, vc->slots[dir].fresh);
 		}
 		for (uint32_t s = 0; s < 65536; s++) {

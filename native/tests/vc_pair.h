@@ -30,6 +30,7 @@ struct vp_config {
 	struct vp_link link;     /* both directions */
 	struct dq_window_profile profile;
 	uint32_t qps, depth, outstanding, credits;
+	uint32_t control_buffers;/* for sending; 0 = as many as wanted */
 	uint32_t slot_share;
 	bool grants;
 	uint64_t cancel_deadline_ns, stall_ns;
@@ -86,6 +87,7 @@ struct vp_end {
 	uint64_t qp_last[DQ_MAX_QPS], qp_seen[DQ_MAX_QPS], control_last;
 	uint32_t qp_segments[DQ_MAX_QPS];
 	uint32_t control_posted; /* receives */
+	uint32_t control_out;    /* send buffers in use */
 	bool up;                 /* false: fenced */
 	bool silent;             /* does nothing: a frozen daemon; its device still takes writes */
 	int broken;              /* what the VC returned for bytes of the peer */
