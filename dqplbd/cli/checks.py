@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from dqplbd.admin.model import Device, DoctorFinding, Path, PathClass, Peer, Status
+from dqplbd.admin.model import Client, Device, DoctorFinding, Path, PathClass, Peer, Status
 from dqplbd.units import format_bytes, format_ns, format_rate
 
 __all__ = ["CHECKS", "DaemonFacts", "Facts", "HostFacts", "Interface", "RdmaDevice", "run_checks"]
@@ -20,6 +20,7 @@ Level = Literal["ok", "warn", "fail", "skip"]
 _SHOWN: Final = 4
 LOSS_LIMIT: Final = 0.01
 FD_LIMIT: Final = 0.8
+QUOTA_LIMIT: Final = 0.9
 MEMLOCK_WANTED: Final = 8 * 2**30
 JUMBO_MTU: Final = 4200  # enough for the largest RDMA MTU, 4096, with its headers
 
@@ -73,6 +74,7 @@ class DaemonFacts:
     devices: Sequence[Device]
     peers: Sequence[Peer]
     paths: Sequence[Path]
+    clients: Sequence[Client] = ()
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -455,6 +457,31 @@ def _prober(daemon: DaemonFacts, host: HostFacts) -> Findings:
         yield "ok", "probes are answered and read as they should", ""
 
 
+def _time_stamps(daemon: DaemonFacts, host: HostFacts) -> Findings:
+    coarse = [one.name for one in daemon.devices if one.prober is not None and one.prober.time_source == "software"]
+    by_rtt = any(path.classification.source == "rtt" for path in daemon.paths)
+    if coarse and by_rtt:
+        yield (
+            "warn",
+            f"probes of {_list(coarse)} are timed by the program, which adds 2 to 10 us, and RTT decides classes",
+            "labels (host.location, classification.topology_file), or classification.thresholds raised by as much",
+        )
+    else:
+        yield "ok", "the time stamps of probes are good enough for the classes", ""
+
+
+def _emulation(daemon: DaemonFacts, host: HostFacts) -> Findings:
+    links = daemon.config.get("emulation", {}).get("links", [])
+    if links:
+        yield (
+            "warn",
+            f"{len(links)} emulated links are configured: those paths are slower than they need be, on purpose",
+            "in production remove the section emulation",
+        )
+    else:
+        yield "ok", "no path is emulated", ""
+
+
 def _latency_bound(daemon: DaemonFacts, host: HostFacts) -> Findings:
     bound = [path for path in daemon.paths if path.profile.window_bytes < path.profile.bdp_bytes]
     if bound:
@@ -535,6 +562,24 @@ def _cut(daemon: DaemonFacts, host: HostFacts) -> Findings:
         yield "ok", "no client was cut off", ""
 
 
+def _quotas(daemon: DaemonFacts, host: HostFacts) -> Findings:
+    full = []
+    for client in daemon.clients:
+        if client.max_memory_bytes and client.memory_bytes > QUOTA_LIMIT * client.max_memory_bytes:
+            used = f"{format_bytes(client.memory_bytes)} of {format_bytes(client.max_memory_bytes)}"
+            full.append(f"{client.name} has {used} memory")
+        if client.max_flows and client.flows > QUOTA_LIMIT * client.max_flows:
+            full.append(f"{client.name} has {client.flows} of {client.max_flows} flows")
+    if full:
+        yield (
+            "warn",
+            f"near their limits: {_list(full)}",
+            "raise clients.max_memory_bytes or clients.max_flows, or have the program free what it does not use",
+        )
+    else:
+        yield "ok", "no client is near its limits", ""
+
+
 _HOST_CHECKS: Final[dict[str, HostCheck]] = {"subnets": _subnets, "congestion-control": _reno}
 _DAEMON_CHECKS: Final[dict[str, DaemonCheck]] = {
     "state": _state,
@@ -555,12 +600,15 @@ _DAEMON_CHECKS: Final[dict[str, DaemonCheck]] = {
     "probe-loss": _loss,
     "probe-silence": _silent,
     "prober": _prober,
+    "time-stamps": _time_stamps,
+    "emulation": _emulation,
     "latency-bound": _latency_bound,
     "vc-failures": _failures,
     "stalls": _stalls,
     "receive-slots": _starved,
     "client-socket": _client_socket,
     "clients-cut": _cut,
+    "client-limits": _quotas,
 }
 CHECKS: Final = ("reachable", *_DAEMON_CHECKS, *_HOST_CHECKS)
 """Names of all checks."""

@@ -29,7 +29,14 @@ def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
     client = connect(context)
     try:
         status = client.status()
-        daemon = DaemonFacts(status, client.devices(), client.peers(), client.paths(), client.config_view().config)
+        daemon = DaemonFacts(
+            status,
+            client.devices(),
+            client.peers(),
+            client.paths(),
+            client.clients(),
+            client.config_view().config,
+        )
         facts = Facts(_host_facts(status.client_socket), daemon)
     except NotReachableError as error:
         facts = Facts(_host_facts(None), unreachable=(error.error, error.hint))

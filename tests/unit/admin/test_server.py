@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dqplbd.admin.client import AdminClient, NotReachableError
 from dqplbd.admin.model import AdminError, ConfigProblem
@@ -19,6 +21,25 @@ from dqplbd.config.models import AdminConfig
 
 if TYPE_CHECKING:
     from tests.unit.conftest import SampleView
+
+
+PIECES = [
+    b"GET ",
+    b"POST ",
+    b"/v1/status",
+    b"/v1/probe",
+    b"/v1/paths?top=",
+    b" HTTP/1.1\r\n",
+    b"Content-Length: 5\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"\r\n",
+    b'{"peer": "peer1"}',
+]
+
+
+def _containers(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    keys = st.text() | st.sampled_from(["peer", "count"])
+    return st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3)
 
 
 def raw(path: str, request: bytes) -> tuple[int, dict[str, object]]:
@@ -124,6 +145,34 @@ def test_what_is_not_served_is_json_too(admin_socket: str) -> None:
     assert raw(admin_socket, big)[0] == 413
     assert raw(admin_socket, b"\x16\x03\x01 nonsense\r\n\r\n")[0] == 400
     assert AdminClient(admin_socket).status().host_id == "self"
+
+
+@given(st.lists(st.one_of(st.binary(max_size=300), st.sampled_from(PIECES)), max_size=12).map(b"".join))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+def test_any_bytes_leave_it_unharmed(admin_socket: str, request_bytes: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(admin_socket)
+        try:
+            connection.sendall(request_bytes)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert AdminClient(admin_socket).status().host_id == "self"
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), _containers, max_leaves=8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+def test_any_json_is_answered_or_refused(admin_socket: str, body: object) -> None:
+    refusals = []
+    for target in ("/v1/probe", "/v1/reload", "/v1/reset-peaks"):
+        try:
+            AdminClient(admin_socket).request("POST", target, body)
+        except AdminError as error:
+            refusals.append(error)
+    assert all(error.status in (400, 404) and error.hint for error in refusals)
 
 
 def test_a_failure_of_the_daemon_is_told_and_survived(admin_socket: str, view: "SampleView") -> None:

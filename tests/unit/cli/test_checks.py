@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dqplbd.admin.model import ConfigProblem, ConfigState, Live, PathClass, Peer, PeerDevice, ProberStats
+from dqplbd.admin.model import Client, ConfigProblem, ConfigState, Live, PathClass, Peer, PeerDevice, ProberStats
 from dqplbd.cli.checks import CHECKS, DaemonFacts, Facts, HostFacts, Interface, RdmaDevice, run_checks
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ HEALTHY = HostFacts(
 
 
 def facts(view: "SampleView", host: HostFacts = HEALTHY, **changes: Any) -> Facts:
-    daemon = DaemonFacts(view.status(), view.devices(), view.peers(), view.paths(), view.config_view().config)
+    daemon = DaemonFacts(
+        view.status(), view.devices(), view.peers(), view.paths(), view.clients(), view.config_view().config
+    )
     return Facts(host, replace(daemon, **changes))
 
 
@@ -180,6 +182,28 @@ TROUBLE: list[tuple[str, str, str, Callable[["SampleView"], Facts]]] = [
         "warn",
         "wrong token",
         lambda v: facts(v, devices=[v.device("tcp0", 0, prober=ProberStats(time_source="x", refused_token=3))]),
+    ),
+    (
+        "time-stamps",
+        "warn",
+        "probes of tcp0",
+        lambda v: facts(v, devices=[v.device("tcp0", 0, prober=ProberStats(time_source="software"))]),
+    ),
+    ("emulation", "warn", "1 emulated link", lambda v: facts(v, config={"emulation": {"links": [{"peer": "*"}]}})),
+    (
+        "client-limits",
+        "warn",
+        "big has 95MiB of 100MiB memory",
+        lambda v: facts(
+            v,
+            clients=[Client(client_id=1, name="big", memory_bytes=95 << 20, max_memory_bytes=100 << 20)],
+        ),
+    ),
+    (
+        "client-limits",
+        "warn",
+        "many has 99 of 100 flows",
+        lambda v: facts(v, clients=[Client(client_id=1, name="many", flows=99, max_flows=100)]),
     ),
     ("latency-bound", "warn", "128KiB each 240us is at most 4.369Gbit/s", paths(bound)),
     (
