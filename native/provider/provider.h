@@ -174,7 +174,8 @@ struct dq_provider {
 	int (*post_send)(struct dq_qp *qp, const struct dq_send *wr, unsigned n);
 	int (*post_recv)(struct dq_qp *qp, const struct dq_recv *wr, unsigned n);
 
-	/* Make progress and take up to n completions. Never blocks. */
+	/* Make progress and take up to n completions (0: progress only). Never blocks. Posted work and acknowledgements of what
+	 * was taken go out at the beginning of the next poll at the latest, so poll until arm() says that there is nothing to do. */
 	int (*poll)(struct dq_device *dev, struct dq_wc *out, unsigned n);
 	/* Before sleeping: 0 = the event fd will become readable at the next event; 1 = there is work now, poll again. */
 	int (*arm)(struct dq_device *dev);
