@@ -658,7 +658,6 @@ static int done_of_receive(struct dq_vc *vc, const struct dq_message *m, uint64_
 	r->done_heard = true;
 	r->expect = m->length;
 	r->status = m->status == DQ_OK || (m->status < 0 && m->status >= DQ_ERR_INTERNAL) ? m->status : DQ_ERR_INTERNAL;
-	dq_msg_answered(vc, r, now_ns); /* if it was canceled */
 	if (r->status != DQ_OK)
 		dq_msg_finish(vc, r, r->status, 0);
 	return receive_done(vc, index, now_ns);

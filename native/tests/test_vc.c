@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The VC between two hosts: messages, puts, closing, canceling, failing. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -286,7 +287,7 @@ static void test_close_after_send(void **state)
 	(void)state;
 	for (uint64_t seed = 0; seed < 50; seed++) {
 		struct vp *w = pair(seed, 10000, 400000);
-		uint32_t b, a = vp_connect(w, 0, 1, 2, &b), r[20], s[20], n[20], id = region(w, 1, b, 20 * 8192), p[20], last;
+		uint32_t b, a = vp_connect(w, 0, 1, 2, &b), r[20], s[20], n[20], id = region(w, 1, b, 20 * 8192), p[20], last, more;
 		for (uint32_t i = 0; i < 20; i++) {
 			r[i] = vp_recv(w, 1, b, 1, 9000);
 			n[i] = vp_notify(w, 1, b);
@@ -294,6 +295,7 @@ static void test_close_after_send(void **state)
 			p[i] = vp_put(w, 0, a, id, i * 8192, 300 * i);
 		}
 		last = vp_recv(w, 1, b, 1, 10);
+		more = vp_notify(w, 1, b);
 		for (uint32_t i = 0; i < 20; i++)
 			while (!w->ops[s[i]].done || !w->ops[p[i]].done)
 				assert_true(vp_step(w));
@@ -306,6 +308,7 @@ static void test_close_after_send(void **state)
 			assert_int_equal(vp_done(w, n[i])->status, DQ_OK);
 		}
 		assert_int_equal(vp_done(w, last)->status, seed % 2 ? DQ_ERR_CLOSED : DQ_ERR_PEER_GONE);
+		assert_int_equal(vp_done(w, more)->status, seed % 2 ? DQ_ERR_CLOSED : DQ_ERR_PEER_GONE);
 		assert_int_equal(vp_done(w, vp_send(w, 1, b, 1, 5))->status, seed % 2 ? DQ_ERR_CLOSED : DQ_ERR_PEER_GONE);
 		assert_int_equal(vp_done(w, vp_notify(w, 1, b))->status, seed % 2 ? DQ_ERR_CLOSED : DQ_ERR_PEER_GONE);
 		assert_int_equal(vp_flow(w, 0, a)->state, VP_FLOW_GONE);
@@ -328,6 +331,7 @@ static void test_close_with_unread_notifications(void **state)
 	vp_settle(w);
 	vp_close(w, 0, a, DQ_ERR_CLOSED);
 	vp_settle(w);
+	assert_int_equal(vp_flow(w, 0, a)->state, VP_FLOW_GONE); /* its slots do not wait for the reader */
 	assert_int_equal(vp_done(w, vp_notify(w, 1, b))->status, DQ_OK);
 	assert_int_equal(vp_done(w, vp_notify(w, 1, b))->status, DQ_OK);
 	assert_int_equal(vp_done(w, vp_notify(w, 1, b))->status, DQ_ERR_CLOSED);
@@ -610,6 +614,145 @@ static void test_hostile_peer(void **state)
 	assert_true(broke > 500);
 }
 
+static void inject(struct vp *w, uint32_t e, const struct dq_message *m)
+{
+	const struct dq_control_channel *c = &w->ends[e]->vc.control;
+	uint8_t packet[DQ_CONTROL_BYTES];
+	int n = dq_message_encode(m, packet + DQ_WIRE_HEAD_BYTES, sizeof packet - DQ_WIRE_HEAD_BYTES);
+	struct dq_packet_head h = { .version = DQ_WIRE_VERSION, .first = c->handled, .ack = c->sent_number, .credits = c->peer_posted,
+				    .count = 1, .bytes = (uint16_t)(DQ_WIRE_HEAD_BYTES + (unsigned)n) };
+	assert_true(n > 0);
+	dq_packet_head_encode(&h, packet);
+	vp_control_inject(w, e, packet, h.bytes);
+}
+
+/* Each breach of the protocol is refused, and the text names it. */
+static void test_wrong_messages(void **state)
+{
+	/* Flow 0 at each end. End 1: a receive of 1000 bytes in slot 0, serial 1; a region 0 of 4096 bytes; a put of its own in
+	 * slot 0x8000, serial 2, that has just begun; a put of the peer of 50 bytes in slot 0x8000, serial 1, not taken. */
+	const struct { struct dq_message m; const char *why; } cases[] = {
+		{ { .type = DQ_MSG_DONE, .slot = 1, .serial = 1 }, "DONE for slot 1, serial 1, which is not outstanding" },
+		{ { .type = DQ_MSG_DONE, .slot = 0, .serial = 2 }, "DONE for slot 0, serial 2, which is not outstanding" },
+		{ { .type = DQ_MSG_DONE, .slot = 0, .serial = 1, .length = 1001 }, "DONE says that 1001 bytes were written into the 1000 of slot 0" },
+		{ { .type = DQ_MSG_DONE, .slot = 0x8000, .serial = 2 }, "DONE for slot 32768 before all of it was sent" },
+		{ { .type = DQ_MSG_DONE, .slot = 0x8001, .serial = 3 }, "which is not outstanding" },
+		{ { .type = DQ_MSG_RTR, .slot = 0, .flow = 9, .nkeys = 1 }, "RTR names flow 9, which is not open" },
+		{ { .type = DQ_MSG_RTR, .slot = 0x8000, .nkeys = 1 }, "RTR names slot 32768, which is one of the sender's" },
+		{ { .type = DQ_MSG_RTR, .slot = 5, .nkeys = 1 }, NULL },
+		{ { .type = DQ_MSG_PUT, .flow = 9, .slot = 0x8005 }, "PUT names flow 9, which is not open" },
+		{ { .type = DQ_MSG_PUT, .slot = 5 }, "PUT names slot 5, which is one of the receiver's" },
+		{ { .type = DQ_MSG_PUT, .slot = 0x8000 }, "PUT names slot 32768, which is in use" },
+		{ { .type = DQ_MSG_PUT, .slot = 0x8005, .region = 7 }, "PUT names region 7, which was not exported on flow 0" },
+		{ { .type = DQ_MSG_PUT, .slot = 0x8005, .offset = 4096, .length = 1 }, "does not fit into region 0 of 4096 bytes" },
+		{ { .type = DQ_MSG_PUT, .slot = 0x8005, .offset = UINT64_MAX, .length = 2 }, "does not fit into region 0 of 4096 bytes" },
+		{ { .type = DQ_MSG_CANCEL, .slot = 0x8000, .serial = 1 }, "CANCEL for slot 32768, serial 1 after 0 bytes" }, /* arrived */
+		{ { .type = DQ_MSG_CANCEL, .slot = 0x8003, .serial = 1 }, "CANCEL for slot 32771" },
+		{ { .type = DQ_MSG_CANCEL, .slot = 77, .serial = 1 }, NULL },
+		{ { .type = DQ_MSG_EXPORT, .flow = 9, .nkeys = 1 }, "EXPORT names flow 9" },
+		{ { .type = DQ_MSG_UNEXPORT, .region = 123 }, "UNEXPORT names region 123, which is not exported" },
+		{ { .type = DQ_MSG_UNEXPORT, .flow = 9 }, "UNEXPORT names flow 9" },
+		{ { .type = DQ_MSG_UNEXPORT, .flags = DQ_FLAG_ANSWER }, "UNEXPORT answers for region 0, which was not withdrawn" },
+		{ { .type = DQ_MSG_FLOW_CLOSE, .flow = 9 }, "FLOW_CLOSE names flow 9" },
+		{ { .type = DQ_MSG_FLOW_ACCEPT, .flow = 0 }, "FLOW_ACCEPT names flow 0, which is not being opened" },
+		{ { .type = DQ_MSG_ERROR, .text = "tired" }, "peer gave up: tired" },
+		{ { .type = DQ_MSG_BACKLOG, .backlog = UINT64_MAX }, NULL },
+	};
+	static const struct { uint32_t slot, index, last, bytes, again_index, again_last; const char *why; } segments[] = {
+		{ 3, 0, 1, 10, 0, 0, "segment for slot 3, which was not announced" },
+		{ 0, 0, 0, 1001, 0, 0, "more than the 1000 bytes of slot 0" },
+		{ 0, 2, 1, 10, 3, 0, "segment 3 of slot 0 contradicts its last segment" },
+		{ 0, 2, 1, 10, 2, 1, NULL }, /* a duplicate */
+	};
+	(void)state;
+	for (unsigned i = 0; i < sizeof cases / sizeof *cases + sizeof segments / sizeof *segments; i++) {
+		const unsigned n = sizeof cases / sizeof *cases;
+		struct vp *w = pair(i, 0, 0);
+		uint32_t b, a = vp_connect(w, 0, 1, 2, &b), id, back;
+		const char *why;
+		assert_int_equal(a + b, 0);
+		vp_recv(w, 1, b, 1, 1000);
+		id = region(w, 1, b, 4096);
+		back = region(w, 0, a, 1 << 20);
+		assert_int_equal(id, 0);
+		w->put_target = DQ_NONE;
+		vp_put(w, 0, a, id, 0, 50);
+		vp_settle(w);
+		w->ends[1]->link.delay_ns = 1000000000;
+		vp_put(w, 1, b, back, 0, 1 << 20);
+		w->expect_broken = true;
+		if (i < n) {
+			why = cases[i].why;
+			inject(w, 1, &cases[i].m);
+		} else {
+			int rc = 0;
+			why = segments[i - n].why;
+			for (int k = 0; k < 2 && !rc; k++)
+				rc = dq_vc_segment_in(&w->ends[1]->vc, dq_imm_encode((uint16_t)segments[i - n].slot,
+					k ? segments[i - n].again_last : segments[i - n].last,
+					(uint16_t)(k ? segments[i - n].again_index : segments[i - n].index)), segments[i - n].bytes, w->now_ns);
+			if (rc)
+				vp_fail(w, 1, DQ_ERR_UNREACHABLE);
+		}
+		if (!why)
+			assert_true(w->ends[1]->up);
+		else if (w->ends[1]->up || !strstr(w->ends[1]->vc.why, why))
+			fail_msg("expected: %s, was: %s", why, w->ends[1]->vc.why);
+		vp_fail(w, 0, DQ_ERR_UNREACHABLE);
+		vp_fail(w, 1, DQ_ERR_UNREACHABLE);
+		end(w);
+	}
+}
+
+/* Bytes of a put that came before its PUT count, too. */
+static void test_put_longer_than_it_says(void **state)
+{
+	(void)state;
+	for (int early = 0; early < 2; early++) {
+		struct vp *w = pair(1, 0, 0);
+		uint32_t b, id;
+		vp_connect(w, 0, 1, 2, &b);
+		id = region(w, 1, b, 4096);
+		w->expect_broken = true;
+		for (int step = 0; step < 2; step++) {
+			if ((step == 0) == early) {
+				int rc = dq_vc_segment_in(&w->ends[1]->vc, dq_imm_encode(0x8001, false, 0), 101, w->now_ns);
+				if (rc)
+					vp_fail(w, 1, DQ_ERR_UNREACHABLE);
+			} else {
+				inject(w, 1, &(struct dq_message){ .type = DQ_MSG_PUT, .slot = 0x8001, .flow = b, .region = id, .length = 100 });
+			}
+		}
+		assert_false(w->ends[1]->up);
+		assert_non_null(strstr(w->ends[1]->vc.why, "more than the 100 bytes of slot 32769"));
+		vp_settle(w);
+		end(w);
+	}
+}
+
+static void test_bad_configuration(void **state)
+{
+	struct vp_config d = vp_config_default();
+	const struct dq_vc_config good = { .qps = 8, .depth = 8, .credits = 8, .segment_bytes = 65536 };
+	struct dq_vc_config c[7];
+	static struct dq_vc vc;
+	struct dq_pools pools;
+	(void)state;
+	assert_int_equal(dq_pools_init(&pools, 16, 16), 0);
+	for (int i = 0; i < 7; i++)
+		c[i] = good;
+	c[0].qps = 0;
+	c[1].qps = DQ_MAX_QPS + 1;
+	c[2].depth = 0;
+	c[3].depth = UINT32_MAX;
+	c[4].segment_bytes = 127;
+	c[5].segment_bytes = DQ_MAX_SEGMENT_BYTES + 1;
+	c[6].credits = 3;
+	for (int i = 0; i < 7; i++)
+		assert_int_equal(dq_vc_init(&vc, &c[i], &d.profile, 8, 8, false, &pools, NULL, NULL, NULL, NULL), -EINVAL);
+	dq_pools_fini(&pools);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -631,6 +774,9 @@ int main(void)
 		cmocka_unit_test(test_stall),
 		cmocka_unit_test(test_failure_completes_everything),
 		cmocka_unit_test(test_hostile_peer),
+		cmocka_unit_test(test_wrong_messages),
+		cmocka_unit_test(test_put_longer_than_it_says),
+		cmocka_unit_test(test_bad_configuration),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
