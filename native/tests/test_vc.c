@@ -227,8 +227,10 @@ static void test_notifications_withheld(void **state)
 	for (uint32_t i = 0; i < 20; i++)
 		puts[i] = vp_put(w, 0, a, id, i * 4096, 4096);
 	vp_settle(w);
-	for (uint32_t i = 0; i < 20; i++)
+	for (uint32_t i = 0; i < 20; i++) {
 		assert_int_equal(w->ops[puts[i]].done, i < 5); /* the flow's own slot and four shared ones */
+		assert_int_equal(w->hosts[0].mems[w->ops[puts[i]].mem].refs, i < 5 ? 0 : 1); /* its memory does not wait for the reader */
+	}
 	s = vp_send(w, 0, a2, 1, 1 << 20);
 	r = vp_recv(w, 1, b2, 1, 1 << 20);
 	id = region(w, 1, b2, 4096);

@@ -260,9 +260,9 @@ static void act(struct walk *k)
 			return;
 		p.segment_bytes >>= below(k, 3);
 		p.window_bytes = p.segment_bytes * (1ull + below(k, 32));
-		dq_vc_profile(&w->ends[e]->vc, &p, 1 + below(k, 8), 1 + below(k, 8), below(k, 2));
-		assert_int_equal(dq_vc_check(&w->ends[e]->vc, w->now_ns, &stalled), 0);
-		vp_kick(w, e);
+		vp_profile(w, e, &p, 1 + below(k, 8), 1 + below(k, 8), below(k, 2));
+		if (w->ends[e]->up)
+			assert_int_equal(dq_vc_check(&w->ends[e]->vc, w->now_ns, &stalled), 0);
 		return;
 	}
 	case 21: /* a slab has no more than a few objects left */

@@ -155,11 +155,10 @@ static void test_profile_changes(void **state)
 		p.floor_bytes = prng_below(&prng, 100000);
 		p.base_rtt_ns = prng_below(&prng, 100000);
 		p.adapt = prng_below(&prng, 2);
-		dq_vc_profile(&w->ends[0]->vc, &p, prng_below(&prng, 100), prng_below(&prng, 20), prng_below(&prng, 2));
+		vp_profile(w, 0, &p, prng_below(&prng, 100), prng_below(&prng, 20), prng_below(&prng, 2));
 		assert_true(w->ends[0]->vc.window.profile.segment_bytes <= c.profile.segment_bytes);
 		assert_true(w->ends[0]->vc.qps.limit >= 1 && w->ends[0]->vc.qps.limit <= c.depth);
 		assert_true(w->ends[0]->vc.qps.active >= 1 && w->ends[0]->vc.qps.active <= c.qps);
-		vp_kick(w, 0);
 	}
 	finish(w);
 }

@@ -155,8 +155,8 @@ static void on_segment(void *user, struct dq_vc *vc, const struct dq_segment *s)
 
 	assert_ptr_equal(vc, &e->vc);
 	assert_true(e->up);
-	assert_true(s->qp < vc->qps.active && s->qp < e->config.qps);
-	assert_true(e->qp_segments[s->qp] < vc->qps.limit && e->qp_segments[s->qp] < e->config.depth);
+	assert_true(s->qp < DQ_MAX(e->config.active, 1u) && s->qp < e->config.qps);
+	assert_true(e->qp_segments[s->qp] < DQ_MAX(e->config.outstanding, 1u) && e->qp_segments[s->qp] < e->config.depth);
 	e->qp_segments[s->qp]++;
 	assert_true(e->inflight == 0 || e->inflight + s->bytes <= limit);
 	e->inflight += s->bytes;
@@ -363,6 +363,7 @@ static struct vp_end *end_new(struct vp *w, uint32_t host, const struct vp_confi
 	e->peer = e->index ^ 1;
 	e->host = host;
 	e->config = *c;
+	e->config.active = c->qps;
 	e->link = c->link;
 	e->up = true;
 	e->control_posted = c->credits;
@@ -414,6 +415,15 @@ static void grants(struct vp *w, uint32_t host)
 				return;
 		push(w, (struct vp_event){ .ns = DQ_MAX(wake, w->now_ns), .kind = EV_GRANT, .end = host });
 	}
+}
+
+void vp_profile(struct vp *w, uint32_t end, const struct dq_window_profile *p, uint32_t outstanding, uint32_t active, bool grants_on)
+{
+	struct vp_end *e = w->ends[end];
+	e->config.outstanding = outstanding;
+	e->config.active = active;
+	dq_vc_profile(&e->vc, p, outstanding, active, grants_on);
+	vp_kick(w, end);
 }
 
 void vp_fail(struct vp *w, uint32_t end, int32_t status)

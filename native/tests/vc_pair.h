@@ -30,6 +30,7 @@ struct vp_config {
 	struct vp_link link;     /* both directions */
 	struct dq_window_profile profile;
 	uint32_t qps, depth, outstanding, credits;
+	uint32_t active;         /* data QPs used; set by vp_pair to all */
 	uint32_t control_buffers;/* for sending; 0 = as many as wanted */
 	uint32_t slot_share;
 	bool grants;
@@ -149,6 +150,7 @@ bool vp_step(struct vp *w);                       /* one event; false: none left
 void vp_run_until(struct vp *w, uint64_t ns);     /* virtual time */
 void vp_settle(struct vp *w);                     /* until nothing happens any more */
 void vp_kick(struct vp *w, uint32_t end);         /* dq_vc_run */
+void vp_profile(struct vp *w, uint32_t end, const struct dq_window_profile *p, uint32_t outstanding, uint32_t active, bool grants);
 void vp_fail(struct vp *w, uint32_t end, int32_t status); /* fences this end; the peer learns it a while later */
 void vp_load(struct vp *w, uint32_t end, uint64_t bytes); /* other traffic on the path now */
 void vp_control_inject(struct vp *w, uint32_t end, const void *packet, size_t bytes); /* as if the peer had sent it */
