@@ -106,6 +106,23 @@ class RateLimit(logging.Filter):
         return True
 
 
+class _Strangers(logging.Filter):
+    """Bytes that are no HTTP are the sender's fault, not the daemon's: one short line says so, without a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always true."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if error is not None and type(error).__module__ == "aiohttp.http_exceptions":
+            text = " ".join(str(error).split())
+            record.msg, record.args = f"{record.getMessage()}: {text[:160]}", ()
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
+
+
+_STRANGERS: Final = _Strangers()
+
+
 def setup(style: Literal["json", "text"], level: str, stream: TextIO | None = None) -> None:
     """Log all records from ``level`` on; a later call replaces the earlier one.
 
@@ -122,3 +139,4 @@ def setup(style: Literal["json", "text"], level: str, stream: TextIO | None = No
     # These tell every connection and every lookup at info or debug.
     for name in ("aiohttp", "asyncio", "pyroute2"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(_STRANGERS)
