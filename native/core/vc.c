@@ -157,6 +157,7 @@ void dq_vc_fini(struct dq_vc *vc)
 	dq_control_fini(&vc->control);
 	dq_tracker_fini(&vc->tracker);
 	dq_slab_fini(&vc->segs);
+	dq_map_fini(&vc->incoming);
 	for (int i = 0; i < 256; i++) {
 		free(vc->incoming_pages[i]);
 		free(vc->outgoing_pages[i]);

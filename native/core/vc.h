@@ -34,6 +34,7 @@
 #include "core/base.h"
 #include "core/control.h"
 #include "core/grant.h"
+#include "core/map.h"
 #include "core/sched.h"
 #include "core/slab.h"
 #include "core/tracker.h"
@@ -196,6 +197,7 @@ struct dq_vc {
 	struct dq_slab segs;
 	struct dq_vc_slots slots[2];
 	uint32_t *incoming_pages[256];  /* slot -> message: receives of this end, puts of the peer; pages made when used */
+	struct dq_map incoming;         /* the opener's id -> flow, of flows that were opened by the peer and not yet answered */
 	uint32_t *outgoing_pages[256];  /* slot -> message or RTR: puts of this end, receives of the peer */
 	struct dq_vc_client *clients;
 	struct dq_vc_client *serve_next[2]; /* whose turn it is for a shared slot */

@@ -110,6 +110,8 @@ static void detach(struct dq_vc *vc, uint32_t flow)
 static void flow_free(struct dq_vc *vc, uint32_t flow, bool tell)
 {
 	detach(vc, flow);
+	if (dq_flow_at(vc->pools, flow)->state == DQ_FLOW_INCOMING)
+		dq_map_remove(&vc->incoming, dq_flow_at(vc->pools, flow)->peer_flow);
 	if (tell)
 		vc->ops->flow_gone(vc->user, vc, flow);
 	dq_slab_free(&vc->pools->flows, flow);
@@ -158,11 +160,17 @@ int dq_flow_on_open(struct dq_vc *vc, const struct dq_message *m)
 {
 	struct dq_flow *f;
 	uint32_t flow;
+	if (dq_map_get(&vc->incoming, m->flow) != DQ_NONE)
+		return dq_vc_broken(vc, "FLOW_OPEN names flow %u, which is being opened already", m->flow);
 	if (!dq_vc_has_room(vc) || !(f = flow_new(vc, DQ_FLOW_INCOMING, &flow))) {
 		answer_open(vc, m->flow, DQ_NONE, DQ_ERR_LIMIT);
 		return 0;
 	}
 	f->peer_flow = m->flow;
+	if (dq_map_set(&vc->incoming, m->flow, flow)) {
+		dq_vc_flow_refuse(vc, flow, DQ_ERR_NOMEM);
+		return 0;
+	}
 	vc->ops->flow_incoming(vc->user, vc, flow, m);
 	return 0;
 }
@@ -176,6 +184,7 @@ int dq_vc_flow_accept(struct dq_vc *vc, uint32_t flow, uint32_t client)
 		dq_vc_flow_refuse(vc, flow, DQ_ERR_NOMEM);
 		return DQ_ERR_NOMEM;
 	}
+	dq_map_remove(&vc->incoming, f->peer_flow);
 	f->state = DQ_FLOW_OPEN;
 	answer_open(vc, f->peer_flow, flow, DQ_OK);
 	return 0;
@@ -304,8 +313,12 @@ void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *us
 		flow_free(vc, flow, true);
 		return;
 	}
-	if (f->state != DQ_FLOW_OPEN)
-		return; /* the answer to its FLOW_OPEN goes on with it */
+	if (f->state != DQ_FLOW_OPEN) {
+		/* The listener may not accept for a long time, or ever. The answer to FLOW_OPEN goes on with it. */
+		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_FLOW_CLOSE, .flags = DQ_FLAG_OPENER, .flow = flow,
+						     .status = f->close_reason }, NULL);
+		return;
+	}
 	f->busy = true;
 	stop_all(vc, f, DQ_ERR_CANCELED, now_ns);
 	finish_all(vc, &f->announced, DQ_ERR_CANCELED);
@@ -321,10 +334,23 @@ void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *us
 	dq_flow_advance_close(vc, flow, now_ns);
 }
 
+/* The opener does not want the flow any more. Without effect when our answer is on its way already. */
+static int on_withdrawn(struct dq_vc *vc, const struct dq_message *m)
+{
+	uint32_t flow = dq_map_get(&vc->incoming, m->flow);
+	if (flow != DQ_NONE) {
+		answer_open(vc, m->flow, DQ_NONE, DQ_ERR_CANCELED);
+		flow_free(vc, flow, true);
+	}
+	return 0;
+}
+
 int dq_flow_on_close(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns)
 {
 	struct dq_flow *f = dq_flow_of_peer(vc, m->flow);
 	uint32_t next;
+	if (m->flags & DQ_FLAG_OPENER)
+		return on_withdrawn(vc, m);
 	if (!f || f->peer_closed)
 		return dq_vc_broken(vc, "FLOW_CLOSE names flow %u, which is not open", m->flow);
 	f->peer_closed = true;

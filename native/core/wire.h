@@ -52,7 +52,8 @@ static inline uint16_t dq_imm_index(uint32_t imm) { return imm & 0x7fff; }
 enum dq_message_type {
 	DQ_MSG_FLOW_OPEN = 1,   /* opener -> listener's daemon */
 	DQ_MSG_FLOW_ACCEPT = 2, /* answer; status != 0 refuses */
-	DQ_MSG_FLOW_CLOSE = 3,  /* this end will never again write or send on the flow; sent once by each end */
+	DQ_MSG_FLOW_CLOSE = 3,  /* this end will never again write or send on the flow; sent once by each end. With flag
+				 * DQ_FLAG_OPENER: withdraws a FLOW_OPEN; FLOW_ACCEPT answers, as it does anyway */
 	DQ_MSG_RTR = 4,         /* ready to receive: a posted receive, with its slot */
 	DQ_MSG_EXPORT = 5,      /* region that the peer client may put into */
 	DQ_MSG_UNEXPORT = 6,    /* withdraw it; answered by UNEXPORT with flag DQ_FLAG_ANSWER after the last put into it */
@@ -67,6 +68,7 @@ enum dq_message_type {
 };
 
 #define DQ_FLAG_ANSWER 1u
+#define DQ_FLAG_OPENER 2u         /* FLOW_CLOSE before the answer to FLOW_OPEN: flow is the opener's id */
 
 /* One decoded control message. Which members are set depends on type. */
 struct dq_message {

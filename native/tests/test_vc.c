@@ -378,17 +378,52 @@ static void test_opening(void **state)
 	assert_int_equal(vp_flow(w, 0, a)->status, DQ_ERR_REFUSED);
 	assert_int_equal(dq_vc_flow_accept(&w->ends[1]->vc, b, 2), DQ_ERR_INVALID);
 
-	a = vp_open(w, 0, 1, 2); /* the one who opened goes away before it is answered */
-	vp_close(w, 0, a, DQ_ERR_CLOSED);
+	a = vp_open(w, 0, 1, 2);
 	vp_settle(w);
-	assert_int_equal(vp_flow(w, 0, a)->state, VP_FLOW_OPENING);
-	w->manual_accept = false;
 	for (b = 0; vp_flow(w, 1, b)->state != VP_FLOW_INCOMING; b++)
 		;
 	vp_close(w, 1, b, DQ_ERR_REFUSED); /* closing an incoming flow refuses it */
 	assert_int_equal(vp_flow(w, 1, b)->state, VP_FLOW_GONE);
 	vp_settle(w);
-	assert_int_equal(vp_flow(w, 0, a)->state, VP_FLOW_GONE);
+	assert_int_equal(vp_flow(w, 0, a)->state, VP_FLOW_REFUSED);
+	end(w);
+}
+
+/* The one who opened goes away, and the listener never accepts: nothing of the flow may stay, on either side. */
+static void test_opener_goes_before_the_answer(void **state)
+{
+	struct vp *w = pair(1, 0, 0);
+	uint32_t a[3], b;
+	(void)state;
+	w->manual_accept = true;
+	for (int i = 0; i < 3; i++)
+		a[i] = vp_open(w, 0, 1, 2);
+	vp_settle(w);
+	assert_int_equal(w->ends[1]->vc.flow_count, 3);
+	for (int i = 0; i < 3; i++) {
+		uint32_t at = a[(i + 1) % 3];
+		vp_close(w, 0, at, DQ_ERR_PEER_GONE);
+		vp_settle(w);
+		assert_int_equal(vp_flow(w, 0, at)->state, VP_FLOW_GONE);
+		assert_int_equal(w->ends[0]->vc.flow_count, 2 - i);
+		assert_int_equal(w->ends[1]->vc.flow_count, 2 - i);
+		assert_int_equal(w->ends[1]->vc.incoming.used, 2 - i);
+	}
+
+	a[0] = vp_open(w, 0, 1, 2); /* it closes while the answer is on its way */
+	vp_settle(w);
+	for (b = 0; vp_flow(w, 1, b)->state != VP_FLOW_INCOMING; b++)
+		;
+	assert_int_equal(dq_vc_flow_accept(&w->ends[1]->vc, b, 2), 0);
+	vp_flow(w, 1, b)->state = VP_FLOW_OPEN;
+	vp_kick(w, 1);
+	vp_close(w, 0, a[0], DQ_ERR_PEER_GONE);
+	vp_settle(w);
+	assert_int_equal(vp_done(w, vp_recv(w, 1, b, 1, 1))->status, DQ_ERR_PEER_GONE);
+	vp_close(w, 1, b, DQ_ERR_CLOSED);
+	vp_settle(w);
+	assert_int_equal(w->ends[0]->vc.flow_count, 0);
+	assert_int_equal(w->ends[1]->vc.flow_count, 0);
 	end(w);
 }
 
@@ -771,6 +806,7 @@ int main(void)
 		cmocka_unit_test(test_close_with_unread_notifications),
 		cmocka_unit_test(test_close_in_the_middle),
 		cmocka_unit_test(test_opening),
+		cmocka_unit_test(test_opener_goes_before_the_answer),
 		cmocka_unit_test(test_cancel_half_received),
 		cmocka_unit_test(test_silent_peer),
 		cmocka_unit_test(test_stall),
