@@ -286,7 +286,6 @@ def test_a_client_that_never_takes_its_completions_stops_nobody(
         bystander.gets_on(wait_until, 20)
         # It can still be served.
         assert [request.wait(PATIENCE) for request in sending] == [64] * len(sending)
-    del there, here
     wait_until(
         lambda: all(one["clients"] == 0 and one["flows"] == 0 for one in holdings(cluster).values()), "all are gone"
     )
