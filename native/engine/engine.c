@@ -267,11 +267,11 @@ static void *loop(void *arg)
 		atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
 		e->now_ns = eng_clock_ns();
 		work = run_calls(e);
-		work |= poll_devices(e);
 		work |= eng_client_poll_all(e);
 		due = split_grants(e);
 		work |= e->run_head != DQ_NONE;
 		eng_vc_run_all(e);
+		work |= poll_devices(e); /* last: what was posted above goes out in the same pass */
 		if (e->now_ns >= e->tick_ns) {
 			e->tick_ns = e->now_ns + ENG_TICK_NS;
 			eng_vc_tick(e);

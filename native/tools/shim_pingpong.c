@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <getopt.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -191,6 +192,21 @@ static void ask(const struct options *o, int pipe_fd)
 	free(times);
 }
 
+/* As if each end had a host of its own: it stays on its own CPU. */
+static void stay_on(int cpu)
+{
+	cpu_set_t set;
+
+	if (cpu < 0)
+		return;
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	if (sched_setaffinity(0, sizeof set, &set) != 0) {
+		perror("shim_pingpong: --cpus");
+		exit(1);
+	}
+}
+
 static long number(const char *text, long low, long high, const char *what)
 {
 	char *end;
@@ -209,9 +225,10 @@ int main(int argc, char **argv)
 {
 	static const struct option known[] = {{"near", required_argument, NULL, 'n'},   {"far", required_argument, NULL, 'f'},
 					      {"bytes", required_argument, NULL, 'b'},  {"rounds", required_argument, NULL, 'r'},
-					      {"warmup", required_argument, NULL, 'w'}, {NULL, 0, NULL, 0}};
+					      {"warmup", required_argument, NULL, 'w'}, {"cpus", required_argument, NULL, 'c'},
+					      {NULL, 0, NULL, 0}};
 	struct options o = {.bytes = 64, .rounds = 2000, .warmup = 200};
-	int option, fds[2], wstatus;
+	int option, fds[2], wstatus, near_cpu = -1, far_cpu = -1;
 	pid_t child;
 
 	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -221,11 +238,17 @@ int main(int argc, char **argv)
 		case 'b': o.bytes = (size_t)number(optarg, 1, 1 << 30, "--bytes"); break;
 		case 'r': o.rounds = number(optarg, 1, 100000000, "--rounds"); break;
 		case 'w': o.warmup = number(optarg, 0, 100000000, "--warmup"); break;
+		case 'c':
+			if (sscanf(optarg, "%d,%d", &near_cpu, &far_cpu) != 2) {
+				fprintf(stderr, "shim_pingpong: --cpus is '%s'; expected two CPU numbers: NEAR,FAR\n", optarg);
+				return 2;
+			}
+			break;
 		default: return 2;
 		}
 	}
 	if (!o.near || !o.far || optind != argc) {
-		fprintf(stderr, "usage: shim_pingpong --near SOCKET --far SOCKET [--bytes N] [--rounds N] [--warmup N]\n");
+		fprintf(stderr, "usage: shim_pingpong --near SOCKET --far SOCKET [--bytes N] [--rounds N] [--warmup N] [--cpus NEAR,FAR]\n");
 		return 2;
 	}
 	if (pipe(fds) < 0 || (child = fork()) < 0) {
@@ -235,10 +258,12 @@ int main(int argc, char **argv)
 	if (child == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(fds[0]);
+		stay_on(far_cpu);
 		answer(&o, fds[1]);
 		return 0;
 	}
 	close(fds[1]);
+	stay_on(near_cpu);
 	ask(&o, fds[0]);
 	if (waitpid(child, &wstatus, 0) < 0 || !WIFEXITED(wstatus) || WEXITSTATUS(wstatus) != 0) {
 		fprintf(stderr, "shim_pingpong: the far end failed\n");

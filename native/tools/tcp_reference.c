@@ -10,6 +10,7 @@
  *       --spin polls instead of sleeping in epoll_wait.
  *   tcp_reference --pingpong [--count N]
  *       64 bytes there and back over one blocking connection: median round trip.
+ *   --cpus SENDER,RECEIVER keeps each end on a CPU of its own, as if it had a host of its own.
  *
  * Prints one JSON object. Exit code 0; 1 with the reason on stderr; 2 for wrong usage.
  */
@@ -17,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -43,6 +45,7 @@ struct options {
 	uint64_t message;
 	double seconds;
 	bool spin, pingpong;
+	int cpus[2];                   /* of the two ends, -1: any */
 };
 
 struct header {                        /* HEADER bytes on the wire, both ends are one machine */
@@ -98,6 +101,21 @@ static uint8_t *touched(uint64_t bytes)
 		memcpy(p + i, &v, 8);
 	}
 	return p;
+}
+
+/* As if each end had a host of its own: it stays on its own CPU. */
+static void stay_on(int cpu)
+{
+	cpu_set_t set;
+
+	if (cpu < 0)
+		return;
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	if (sched_setaffinity(0, sizeof set, &set) != 0) {
+		perror("tcp_reference: --cpus");
+		exit(1);
+	}
 }
 
 static int open_listener(struct sockaddr_in *addr)
@@ -418,7 +436,7 @@ static uint64_t number(const char *name, const char *text, uint64_t low, uint64_
 
 int main(int argc, char **argv)
 {
-	struct options o = {.connections = 8, .segment = 65536, .outstanding = 16, .count = 20000, .message = 64u << 20, .seconds = 3};
+	struct options o = {.connections = 8, .segment = 65536, .outstanding = 16, .count = 20000, .message = 64u << 20, .seconds = 3, .cpus = {-1, -1}};
 
 	for (int i = 1; i < argc; i++) {
 		const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
@@ -440,7 +458,12 @@ int main(int argc, char **argv)
 			o.outstanding = (uint32_t)number(name, value, 1, MAX_OUTSTANDING);
 		else if (strcmp(name, "--seconds") == 0)
 			o.seconds = (double)number(name, value, 0, 3600);
-		else if (strcmp(name, "--count") == 0)
+		else if (strcmp(name, "--cpus") == 0) {
+			if (sscanf(value, "%d,%d", &o.cpus[0], &o.cpus[1]) != 2) {
+				fprintf(stderr, "tcp_reference: --cpus is '%s'; expected two CPU numbers: SENDER,RECEIVER\n", value);
+				return 2;
+			}
+		} else if (strcmp(name, "--count") == 0)
 			o.count = (uint32_t)number(name, value, 1, 100000000);
 		else {
 			fprintf(stderr, "tcp_reference: unknown option %s\n", name);
@@ -459,6 +482,7 @@ int main(int argc, char **argv)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (getppid() != parent)
 			_exit(1);
+		stay_on(o.cpus[1]);
 		if (o.pingpong)
 			run_pong(listener, &o);
 		else
@@ -466,6 +490,7 @@ int main(int argc, char **argv)
 		_exit(0);
 	}
 	close(listener);
+	stay_on(o.cpus[0]);
 	if (o.pingpong)
 		run_ping(&addr, &o);
 	else
