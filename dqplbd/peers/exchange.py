@@ -177,6 +177,9 @@ class VcBroker:
             for need in [need for need in host.needs.values() if need.device == vc.path.key[0]]:
                 if need.epoch == vc.path.epoch:
                     del host.needs[need.number]
+                else:  # of another life of that host: no VC will ever meet it
+                    text = f"the handle is of epoch {epoch_text(need.epoch)} of {need.host_id}, which restarted"
+                    self._fail(host, need, Status.STALE, text)
             self._tidy(vc.path.host_id, host)
 
     def on_down(self, event: Event) -> None:
