@@ -55,6 +55,7 @@ log = logging.getLogger("dqplbd.daemon")
 
 DEFAULT_CONFIG: Final = FilePath("/etc/dqplbd/dqplbd.yaml")
 EX_CONFIG: Final = 78  # sysexits(3)
+_ENGINE_CLIENTS: Final = 4096  # the most that clients.max_clients may be
 _DRAIN_LOOK_S: Final = 0.02
 _HEARTBEAT_LOOK_S: Final = 1.0
 _WILDCARDS: Final = ("0.0.0.0", "::")
@@ -258,7 +259,7 @@ class Daemon:
             epoch=self.epoch,
             spin_us=spin_us(config.engine.spin_ns, len(os.sched_getaffinity(0))),
             cpu=cpu,
-            max_clients=config.clients.max_clients,
+            max_clients=_ENGINE_CLIENTS,  # the limit in force is that of the attach socket, which a reload can change
             max_flows=config.engine.max_flows,
             cancel_deadline_ns=round(transport.cancel_deadline_s * 1e9),
             stall_ns=round(transport.stall_s * 1e9),

@@ -11,6 +11,8 @@ Units: seconds of a monotonic clock.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final
 
 from dqplbd.peers.cards import Hello, epoch_text
@@ -143,6 +145,8 @@ class Directory:
         self._chance = chance
         self._by_address: dict[str, Peer] = {}
         self._by_host: dict[str, Peer] = {}
+        self._queue: list[tuple[float, int, Peer]] = []  # when to ask; an entry counts only while next_s is the same
+        self._order = count()
         self.own_addresses: set[str] = set()
         """Configured addresses at which this very host answers."""
 
@@ -174,7 +178,7 @@ class Directory:
         peer.sources.add(source)
         peer.expected = expected or peer.expected
         if peer.next_s is None and address not in self.own_addresses:
-            peer.next_s = now_s
+            self._schedule(peer, now_s)
         return peer
 
     def learn(self, address: str, host_id: str, now_s: float) -> Peer:
@@ -209,6 +213,7 @@ class Directory:
 
     def remove(self, peer: Peer) -> None:
         """Forget a peer."""
+        peer.next_s = None
         for address in [address for address, one in self._by_address.items() if one is peer]:
             del self._by_address[address]
         if peer.host_id is not None and self._by_host.get(peer.host_id) is peer:
@@ -272,7 +277,7 @@ class Directory:
         peer.hello, peer.location = hello, location
         peer.heard_s, peer.failures = now_s, 0
         peer.become(State.UP, "", now_s)
-        peer.next_s = self._next(peer, now_s)
+        self._schedule(peer, self._next(peer, now_s))
         if old is None:
             return peer, Answer.NEW
         if old.epoch != hello.epoch:
@@ -281,6 +286,7 @@ class Directory:
 
     def _unite(self, peer: Peer, at: Peer, address: str) -> Peer:
         """Another known address turns out to be the same host."""
+        at.next_s = None
         peer.sources |= at.sources
         peer.expected = peer.expected or at.expected
         for one in [one for one, other in self._by_address.items() if other is at]:
@@ -307,13 +313,9 @@ class Directory:
         self.remove(peer)
         if peer.listed:
             for address in addresses:
-                self._by_address[address] = Peer(
-                    address,
-                    sources=peer.sources - {Source.LEARNED},
-                    expected=peer.expected,
-                    since_s=now_s,
-                    next_s=now_s,
-                )
+                fresh = Peer(address, sources=peer.sources - {Source.LEARNED}, expected=peer.expected, since_s=now_s)
+                self._by_address[address] = fresh
+                self._schedule(fresh, now_s)
 
     def is_self(self, peer: Peer) -> None:
         """A configured address turned out to be this host's own: it is no peer."""
@@ -323,9 +325,8 @@ class Directory:
     def failed(self, peer: Peer, reason: str, now_s: float, *, refused: bool = False) -> bool:
         """A peer did not answer (or, ``refused``, must not be talked to); whether its state is another one now."""
         peer.failures += 1
-        peer.next_s = now_s + self._backoff(peer.failures)
-        if not peer.listed and not peer.in_use and peer.hello is None:
-            peer.next_s = None
+        nobody_asks_for_it = not peer.listed and not peer.in_use and peer.hello is None
+        self._schedule(peer, None if nobody_asks_for_it else now_s + self._backoff(peer.failures))
         return peer.become(State.REFUSED if refused else State.DOWN, reason, now_s)
 
     def use(self, peer: Peer, in_use: bool, now_s: float) -> None:
@@ -333,10 +334,17 @@ class Directory:
         if in_use or peer.in_use:
             peer.used_s = now_s
         if in_use and not peer.in_use:
-            peer.next_s = min(peer.next_s or now_s + self.timing.in_use_s, now_s + self.timing.in_use_s)
+            soon = now_s + self.timing.in_use_s
+            self._schedule(peer, soon if peer.next_s is None else min(peer.next_s, soon))
         peer.in_use = in_use
 
     # -- when to ask
+
+    def _schedule(self, peer: Peer, when_s: float | None) -> None:
+        """Say when to ask a peer; never, when it was forgotten while it was asked."""
+        peer.next_s = when_s if self._by_address.get(peer.address) is peer else None
+        if peer.next_s is not None and when_s is not None:
+            heappush(self._queue, (when_s, next(self._order), peer))
 
     def _backoff(self, failures: int) -> float:
         """Exponential with full jitter in its upper half, so that many hosts do not ask one at the same instant."""
@@ -355,17 +363,20 @@ class Directory:
         return now_s + interval * (1 + _SPREAD * (2 * self._chance() - 1))
 
     def due(self, now_s: float) -> tuple[list[Peer], float | None]:
-        """The peers to ask now, and when the next one is due."""
+        """The peers to ask now, and when the next one is due.
+
+        Each is told once: what comes of asking it says when it is due again.
+        """
         now: list[Peer] = []
-        later: float | None = None
-        for peer in self._peers():
-            if peer.next_s is None or peer.asking:
-                continue
-            if peer.next_s <= now_s:
+        while self._queue:
+            when_s, _, peer = self._queue[0]
+            if when_s == peer.next_s and not peer.asking:
+                if when_s > now_s:
+                    return now, when_s
+                peer.next_s = None
                 now.append(peer)
-            elif later is None or peer.next_s < later:
-                later = peer.next_s
-        return now, later
+            heappop(self._queue)
+        return now, None
 
     def idle(self, now_s: float) -> list[Peer]:
         """Learned peers to forget: not in use, and for long neither used nor heard of."""

@@ -133,14 +133,17 @@ class PeerManager:
         return self._config.insecure or is_loopback(split_host_port(address)[0])
 
     async def _run(self) -> None:
+        look_s = 0.0
         while True:
             self._wake.clear()
             now = self._clock()
             due, later = self.directory.due(now)
             for peer in due:
                 self._ask(peer)
-            for peer in self.directory.idle(now):
-                self._forget(peer, "neither used nor heard of for long")
+            if now >= look_s:
+                look_s = now + _LONGEST_WAIT_S
+                for peer in self.directory.idle(now):
+                    self._forget(peer, "neither used nor heard of for long")
             wait = _LONGEST_WAIT_S if later is None else min(max(later - self._clock(), 0.0), _LONGEST_WAIT_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -181,6 +184,9 @@ class PeerManager:
                 self._failed(peer, error.text, refused=error.code != "busy")
             except (CardError, Conflict, DirectoryFull) as error:
                 self._failed(peer, str(error), refused=True)
+            except Exception as error:
+                log.exception("asking a peer failed", extra=fields(peer=peer.host_id, address=peer.address))
+                self._failed(peer, f"this host failed to ask it: {type(error).__name__}: {error}")
             else:
                 return True
             return False

@@ -235,5 +235,39 @@ def test_whatever_happens_names_and_peers_stay_in_step(steps: list[tuple[str, st
                 assert d.by_host(peer.host_id) is peer
                 assert peer.hello is not None
             assert d.by_address(peer.address) is peer
-        due, _ = d.due(now)
+        due, later = d.due(now)
         assert set(map(id, due)) <= set(map(id, peers))
+        assert len(due) == len(set(map(id, due)))
+        for peer in due:  # as whoever asks does
+            d.failed(peer, "no answer", now)
+        assert later is None or later > now
+
+
+def test_a_peer_that_is_asked_already_is_not_due() -> None:
+    d = directory()
+    peer = d.add(A, Source.STATIC, 0.0)
+    peer.asking = True
+    assert d.due(1.0) == ([], None)
+    peer.asking = False
+    d.failed(peer, "x", 1.0)
+    assert d.due(100.0) == ([peer], None)
+
+
+def test_a_peer_taken_off_the_list_is_asked_no_more() -> None:
+    d = directory()
+    d.add(A, Source.STATIC, 0.0)
+    d.drop_source(A, Source.STATIC)
+    assert d.due(1e9) == ([], None)
+
+
+def test_a_peer_forgotten_while_it_is_asked_stays_forgotten() -> None:
+    d = directory()
+    peer = d.add(A, Source.STATIC, 0.0)
+    d.drop_source(A, Source.STATIC)
+    d.failed(peer, "no answer", 1.0)
+    assert d.due(1e9) == ([], None)
+    accept(d, hello("a"), A)
+    other = d.add(B, Source.STATIC, 0.0)
+    accept(d, hello("a"), B)  # the same host: one of the two entries is left
+    d.failed(other, "no answer", 1.0)
+    assert len(d.due(1e9)[0]) == 1
