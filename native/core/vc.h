@@ -91,7 +91,8 @@ struct dq_vc_ops {
 	/* A peer client wants a flow (state INCOMING): answer now or later with dq_vc_flow_accept or dq_vc_flow_refuse. */
 	void (*flow_incoming)(void *user, struct dq_vc *vc, uint32_t flow, const struct dq_message *open);
 	void (*flow_opened)(void *user, struct dq_vc *vc, uint32_t flow, int32_t status); /* answer to dq_vc_flow_open; on error the flow is gone */
-	/* All released; the id is free after this call. Also for an INCOMING flow that was closed here or whose VC failed. */
+	/* All released; the id is free after this call. Also for an INCOMING flow that was closed here, that its opener withdrew,
+	 * or whose VC failed: nothing is to be answered then. */
 	void (*flow_gone)(void *user, struct dq_vc *vc, uint32_t flow);
 };
 
@@ -210,7 +211,7 @@ struct dq_vc {
 	uint64_t backlog_told;
 	uint64_t last_heard_ns;         /* anything from the peer */
 	uint64_t last_progress_ns;      /* of posted segments */
-	uint32_t awaiting;              /* the peer owes: answers to CANCEL, UNEXPORT, FLOW_CLOSE; segments that it said were written */
+	uint32_t awaiting;              /* the peer owes: answers to CANCEL, UNEXPORT, FLOW_CLOSE, a withdrawn FLOW_OPEN; segments that it said were written */
 	uint64_t checked_ns;            /* last dq_vc_check */
 	uint64_t waited_ns;             /* in silence, while something was owed */
 	uint64_t waited_heard_ns;       /* last_heard_ns then */

@@ -204,6 +204,8 @@ int dq_flow_on_accept(struct dq_vc *vc, const struct dq_message *m, uint64_t now
 	struct dq_flow *f = dq_flow_at(vc->pools, m->flow);
 	if (!f || f->vc != vc || f->state != DQ_FLOW_OPENING)
 		return dq_vc_broken(vc, "FLOW_ACCEPT names flow %u, which is not being opened", m->flow);
+	if (f->local_closed)
+		dq_vc_answered(vc, now_ns);
 	if (m->status != DQ_OK) {
 		int32_t status = m->status < 0 && m->status >= DQ_ERR_INTERNAL ? m->status : DQ_ERR_REFUSED;
 		if (!f->local_closed)
@@ -317,6 +319,7 @@ void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *us
 		/* The listener may not accept for a long time, or ever. The answer to FLOW_OPEN goes on with it. */
 		dq_vc_tell(vc, &(struct dq_message){ .type = DQ_MSG_FLOW_CLOSE, .flags = DQ_FLAG_OPENER, .flow = flow,
 						     .status = f->close_reason }, NULL);
+		dq_vc_owes(vc, now_ns);
 		return;
 	}
 	f->busy = true;

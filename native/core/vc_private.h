@@ -22,8 +22,9 @@
  *  UNEXPORT, CANCEL / CLOSE  What was asked before the other end's FLOW_CLOSE came is answered by it. An end that has said
  *                            FLOW_CLOSE asks and answers nothing more on that flow but DONE and CANCEL of puts.
  *  FLOW_CLOSE / FLOW_CLOSE   Each waits for its own posted segments only, never for the other: no circle.
- *  FLOW_ACCEPT / close       An opener that closes before the answer waits for it (it does not know the other end's id), then
- *                            says FLOW_CLOSE. The acceptor's first messages follow its FLOW_ACCEPT.
+ *  FLOW_ACCEPT / close       An opener that closes before the answer does not know the other end's id: it withdraws by its
+ *                            own, and waits for the answer, which no longer waits for the other client. If that accepted in
+ *                            the same moment, a FLOW_CLOSE follows. The acceptor's first messages follow its FLOW_ACCEPT.
  *  Reuse of slots            The namer frees a slot when the message is through at both ends; its next RTR or PUT follows
  *                            on its own direction everything it said of the old one, and serials tell them apart.
  *  Reuse of flow ids         An end says nothing that names the other's flow id after its FLOW_CLOSE; the id is free after

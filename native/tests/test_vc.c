@@ -460,7 +460,7 @@ static void test_cancel_half_received(void **state)
 static void test_silent_peer(void **state)
 {
 	(void)state;
-	for (int how = 0; how < 4; how++) {
+	for (int how = 0; how < 5; how++) {
 		struct vp_config c = vp_config_default();
 		struct vp *w = vp_new(1);
 		uint32_t a, b, r, s, id;
@@ -479,6 +479,7 @@ static void test_silent_peer(void **state)
 		case 0: vp_cancel_mem(w, 0, a, w->ops[r].mem); break;
 		case 1: vp_close(w, 0, a, DQ_ERR_CLOSED); break;
 		case 2: vp_unexport(w, 0, a, id); break;
+		case 3: vp_close(w, 0, vp_open(w, 0, 1, 2), DQ_ERR_CLOSED); break;
 		default: break;
 		}
 		vp_run_until(w, w->now_ns + 3000000000); /* a pause of this whole process is not held against the peer */
@@ -488,9 +489,9 @@ static void test_silent_peer(void **state)
 		}
 		for (int ms = 0; ms < 100 && dq_vc_check(&w->ends[0]->vc, w->now_ns, &stalled) == 0; ms += 20)
 			vp_run_until(w, w->now_ns + 20000000);
-		assert_int_equal(dq_vc_check(&w->ends[0]->vc, w->now_ns, &stalled), how < 3 ? DQ_ERR_UNREACHABLE : 0);
+		assert_int_equal(dq_vc_check(&w->ends[0]->vc, w->now_ns, &stalled), how < 4 ? DQ_ERR_UNREACHABLE : 0);
 		assert_false(stalled);
-		if (how < 3)
+		if (how < 4)
 			assert_non_null(strstr(w->ends[0]->vc.why, "500 ms"));
 		w->ends[1]->silent = false;
 		vp_fail(w, 0, DQ_ERR_UNREACHABLE);
