@@ -121,10 +121,10 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     Metric(
         "dqplbd_path_rtt_seconds",
         "gauge",
-        ("device", "class", "quantile"),
-        "Base RTT of the measured paths: nearest (0), median (0.5), farthest (1).",
+        ("device", "class", "stat"),
+        "Base RTT of the measured paths, by stat: min, median, max.",
     ),
-    Metric("dqplbd_profile_bdp_bytes", "gauge", ("class", "quantile"), "BDP of the profiles: least, median, most."),
+    Metric("dqplbd_profile_bdp_bytes", "gauge", ("class", "stat"), "BDP of the profiles, by stat: min, median, max."),
     Metric("dqplbd_profile_qps", "gauge", ("class",), "Queue pairs of a profile, median."),
     Metric("dqplbd_profile_segment_bytes", "gauge", ("class",), "Segment size of a profile, median."),
     # ------------------------------------------------------------------------------------------------------- probing

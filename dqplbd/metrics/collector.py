@@ -105,9 +105,9 @@ class _Values:
         return family
 
 
-def _quantiles(sorted_values: Sequence[float]) -> tuple[tuple[str, float], ...]:
+def _stats(sorted_values: Sequence[float]) -> tuple[tuple[str, float], ...]:
     last = len(sorted_values) - 1
-    return ("0", sorted_values[0]), ("0.5", sorted_values[last // 2]), ("1", sorted_values[last])
+    return ("min", sorted_values[0]), ("median", sorted_values[last // 2]), ("max", sorted_values[last])
 
 
 class MetricsCollector(Collector):
@@ -270,12 +270,12 @@ class MetricsCollector(Collector):
         for key, count in self._changes.items():
             values.set("dqplbd_path_class_changes_total", key, count)
         for key, measured in rtts.items():
-            for quantile, seconds in _quantiles(sorted(measured)):
-                values.set("dqplbd_path_rtt_seconds", (*key, quantile), seconds)
+            for stat, seconds in _stats(sorted(measured)):
+                values.set("dqplbd_path_rtt_seconds", (*key, stat), seconds)
         for path_class, members in by_class.items():
             profiles = [path.profile for path in members]
-            for quantile, bdp in _quantiles(sorted(profile.bdp_bytes for profile in profiles)):
-                values.set("dqplbd_profile_bdp_bytes", (path_class, quantile), bdp)
+            for stat, bdp in _stats(sorted(profile.bdp_bytes for profile in profiles)):
+                values.set("dqplbd_profile_bdp_bytes", (path_class, stat), bdp)
             middle = (len(profiles) - 1) // 2
             values.set("dqplbd_profile_qps", (path_class,), sorted(p.qps for p in profiles)[middle])
             values.set("dqplbd_profile_segment_bytes", (path_class,), sorted(p.segment_bytes for p in profiles)[middle])

@@ -68,7 +68,7 @@ def test_values_are_in_base_units(view: "SampleView") -> None:
     assert value(series, "dqplbd_queue_delay_max_seconds", **here) == pytest.approx(0.0015)
     assert value(series, "dqplbd_throttled_seconds_total", reason="grant", **here) == pytest.approx(2)
     assert value(series, "dqplbd_probes_total", result="ok", **here) == 5
-    assert value(series, "dqplbd_path_rtt_seconds", quantile="0.5", **here) == pytest.approx(8e-6)
+    assert value(series, "dqplbd_path_rtt_seconds", stat="median", **here) == pytest.approx(8e-6)
     assert value(series, "dqplbd_slots", device="tcp0", kind="put") == 3
     assert value(series, "dqplbd_receives_waiting", device="tcp0") == 2
     assert value(series, "dqplbd_device_rate_bytes_per_second", device="tcp0") == 10**10 / 8
@@ -103,9 +103,9 @@ def test_gauges_of_several_paths_add_up_or_take_the_worst(view: "SampleView") ->
     assert value(series, "dqplbd_inflight_bytes", **here) == 100
     assert value(series, "dqplbd_inflight_peak_bytes", **here) == 400
     assert value(series, "dqplbd_queue_delay_max_seconds", **here) == pytest.approx(4e-6)
-    assert [value(series, "dqplbd_path_rtt_seconds", quantile=q, **here) for q in ("0", "0.5", "1")] == pytest.approx(
-        [50_000e-9, 50_002e-9, 50_004e-9]
-    )
+    assert [
+        value(series, "dqplbd_path_rtt_seconds", stat=stat, **here) for stat in ("min", "median", "max")
+    ] == pytest.approx([50_000e-9, 50_002e-9, 50_004e-9])
 
 
 def test_counters_only_grow_whatever_paths_do(view: "SampleView") -> None:

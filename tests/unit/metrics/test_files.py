@@ -89,7 +89,7 @@ def test_values_of_labels_are_those_exported() -> None:
         "result": {"ok", "timeout", "send_error", "invalid", "refused"},
         "reason": {"window", "grant", "qp", "token", "unknown", "rate", "malformed"},
         "class": {"host", "rack", "zone", "building", "region", "unknown"},
-        "quantile": {"0", "0.5", "1"},
+        "stat": {"min", "median", "max"},
     }
     for expression in EXPRESSIONS:
         for label, values in re.findall(r'([a-z_]+)=~?"([^"$]*)"', expression):

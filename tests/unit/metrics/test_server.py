@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """/metrics, /healthz and /readyz over HTTP."""
 
+import shutil
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,15 @@ async def test_it_serves_both_formats(server: MetricsServer) -> None:
     assert kind.startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n")
     assert (await get(server, "/metrics"))[1].endswith("# EOF\n") is False
+
+
+async def test_promtool_has_no_complaint(server: MetricsServer) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian, Ubuntu: package prometheus)")
+    _, text, _ = await get(server, "/metrics")
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)  # noqa: ASYNC221
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 async def test_a_new_picture_is_served(server: MetricsServer, view: "SampleView") -> None:
