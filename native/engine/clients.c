@@ -47,12 +47,14 @@ static void wake(struct eng_client *c)
 	syscall(SYS_futex, &c->control->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void eng_client_wake_all(struct dq_engine *e)
+void eng_client_wake_all(struct dq_engine *e, bool idle)
 {
 	for (uint32_t i = 0; i < e->clients.capacity; i++) {
 		struct eng_client *c = eng_client_at(e, i);
-		if (c && c->wake) {
+		/* A wake-up costs more than what it tells: one that was woken just now learns more the next time. */
+		if (c && c->wake && (idle || e->now_ns - c->woken_ns >= ENG_WAKE_NS)) {
 			c->wake = false;
+			c->woken_ns = e->now_ns;
 			wake(c);
 		}
 	}

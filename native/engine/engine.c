@@ -278,7 +278,7 @@ static void *loop(void *arg)
 			eng_connections_tick(e);
 		}
 		eng_vc_reap(e);
-		eng_client_wake_all(e);
+		eng_client_wake_all(e, !work);
 		if (work) {
 			e->spin_until_ns = e->now_ns + (uint64_t)e->config.spin_us * 1000u;
 		} else if (e->now_ns < e->spin_until_ns) {

@@ -21,6 +21,7 @@
 #define ENG_RUN_BUDGET 64u      /* segments of one VC in one pass */
 #define ENG_TICK_NS 20000000ull /* deadlines are looked at so often while something may expire */
 #define ENG_IDLE_NS 400000000ull
+#define ENG_WAKE_NS 25000ull    /* while there is work, a client is woken at most so often */
 #define ENG_LISTEN_BACKLOG 16384u
 
 struct eng_device {
@@ -106,7 +107,8 @@ struct eng_client {
 	struct dq_ring sq, cq;
 	uint32_t entries;
 	uint32_t inflight;              /* taken, not completed */
-	bool wake;                      /* completions were produced in this pass */
+	bool wake;                      /* completions were produced since it was woken */
+	uint64_t woken_ns;
 	uint32_t flows_head, flow_count, max_flows;
 	uint32_t mems_head, mem_count;
 	uint32_t listeners_head, listener_count;
@@ -226,7 +228,7 @@ void eng_client_complete(struct dq_engine *e, struct eng_client *c, const struct
 void eng_client_fail_request(struct dq_engine *e, struct eng_client *c, uint64_t request, int32_t status);
 bool eng_client_poll(struct dq_engine *e, struct eng_client *c);        /* take submissions; true when there were some */
 bool eng_client_poll_all(struct dq_engine *e);
-void eng_client_wake_all(struct dq_engine *e);
+void eng_client_wake_all(struct dq_engine *e, bool idle); /* who has completions: all when idle, else those not woken lately */
 void eng_client_cut(struct dq_engine *e, struct eng_client *c, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void eng_client_leave(struct dq_engine *e, struct eng_client *c);       /* begin the clean-up */
 void eng_client_settle(struct dq_engine *e, struct eng_client *c);      /* finish it when nothing of it is left */
