@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Daemons as the service manager and the administrator see them."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from dqplbd.admin.client import AdminClient
+from dqplbd.client import Context
 from dqplbd.lab.cluster import Cluster, ClusterError, HostSpec
 from dqplbd.topology.location import PathClass
 
@@ -305,6 +307,50 @@ def test_only_listed_hosts_are_accepted_where_configured(make_cluster: MakeClust
 
     assert "peers.accept" in wait_until(refused, "b is refused by a")[0].reason
     assert len(admin(cluster, "a").peers()) == 1
+
+
+def test_the_list_of_peers_changes_by_a_reload(make_cluster: MakeCluster, wait_until: WaitUntil) -> None:
+    cluster = make_cluster(["a", "b"], {"peers": {"accept": "listed"}}, know=False)
+    for one, other in (("a", "b"), ("b", "a")):
+        cluster[one].write_config({"peers": {"static": [{"address": cluster[other].api}]}})
+        cluster[one].reload()
+    wait_until(lambda: peer_states(cluster, "a").get("b") == "up", "a knows b")
+    wait_until(lambda: [path for path in admin(cluster, "a").paths() if path.peer == "b"], "a path to b")
+    for one in ("a", "b"):
+        cluster[one].write_config({"peers": {"static": []}})
+        cluster[one].reload()
+    assert [peer.source for peer in admin(cluster, "a").peers()] == ["self"]
+    assert [path.peer for path in admin(cluster, "a").paths()] == ["a"]
+
+
+def test_everything_works_over_ipv6(make_cluster: MakeCluster, wait_until: WaitUntil) -> None:
+    ports = {}
+    with contextlib.ExitStack() as held:
+        for name in ("a", "b"):
+            sock = held.enter_context(socket.socket(socket.AF_INET6))
+            try:
+                sock.bind(("::1", 0))
+            except OSError:
+                pytest.skip("this machine has no IPv6")
+            ports[name] = sock.getsockname()[1]
+    cluster = make_cluster(["a", "b"], start=False)
+    for name, other in (("a", "b"), ("b", "a")):
+        cluster[name].write_config(
+            {
+                "devices": [{"name": "tcp0", "address": "::1"}],
+                "peers": {"listen": f"[::1]:{ports[name]}", "static": [{"address": f"[::1]:{ports[other]}"}]},
+            }
+        )
+    cluster.start()
+    wait_until(lambda: peer_states(cluster, "a").get("b") == "up", "a knows b")
+    wait_until(lambda: [path for path in admin(cluster, "a").paths() if path.estimate.windows], "a measures b")
+    with Context(cluster["a"].client_socket) as near, Context(cluster["b"].client_socket) as far:
+        with far.listen() as listener:
+            accepting, connecting = listener.accept(), near.connect(listener.handle)
+            there, here = connecting.wait(30), accepting.wait(30)
+        receiving = here.recv(far.allocate(1000))
+        assert there.send(near.allocate(1000)).wait(30) == 1000
+        assert receiving.wait(30).bytes == 1000
 
 
 def test_a_cluster_reports_a_daemon_that_ends(make_cluster: MakeCluster) -> None:
