@@ -30,7 +30,14 @@ class PathLock:
         """Take it.  :raises LockError: another process has it.  :raises OSError: the file cannot be made."""
         self.path = f"{path}.lock"
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"socket {path} cannot be made: {error.strerror}; expected a folder that this process may write to "
+                    "(systemd's RuntimeDirectory= makes one): create it, or change clients.socket and admin.socket",
+                ) from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _same_file(fd, self.path):

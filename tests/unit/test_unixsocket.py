@@ -24,6 +24,11 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
     PathLock(path).release()
 
 
+def test_a_folder_that_is_missing_is_named_with_what_to_do() -> None:
+    with pytest.raises(OSError, match=r"/nowhere/s cannot be made: No such file.*clients\.socket"):
+        PathLock("/nowhere/s")
+
+
 def test_a_dead_owner_owns_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     code = f"import os; from dqplbd.unixsocket import PathLock; PathLock({path!r}); os._exit(1)"
