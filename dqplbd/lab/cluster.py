@@ -138,6 +138,8 @@ class Host:
     def launch(self, environ: Mapping[str, str] | None = None) -> None:
         """Start the process, without waiting until it is ready.
 
+        The kernel ends it when the thread that calls this ends, so call it from one that lives as long.
+
         :raises ClusterError: it runs already.
         """
         if self.process is not None and self.process.poll() is None:
