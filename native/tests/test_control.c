@@ -53,19 +53,20 @@ static void say(struct side *s, uint64_t *prng)
 	assert_int_not_equal(dq_control_queue(&s->c, &m), 0);
 }
 
-static bool pump(struct side *from, struct side *to)
+/* These three tell how much they moved. */
+static unsigned pump(struct side *from, struct side *to)
 {
 	uint8_t *p = to->packets[(to->first + to->count) % WIRE];
 	if (to->count == WIRE || !dq_control_ready(&from->c))
-		return false;
+		return 0;
 	to->bytes[(to->first + to->count++) % WIRE] = dq_control_pack(&from->c, p);
-	return true;
+	return 1;
 }
 
-static bool take(struct side *s)
+static unsigned take(struct side *s)
 {
 	if (!s->count)
-		return false;
+		return 0;
 	assert_int_not_equal(s->receives, 0); /* receiver not ready */
 	s->receives--;
 	s->owed++;
@@ -73,21 +74,21 @@ static bool take(struct side *s)
 	assert_int_equal(dq_control_unpack(&s->c, s->packets[s->first], s->bytes[s->first], hear, s), 0);
 	s->first = (s->first + 1) % WIRE;
 	s->count--;
-	return true;
+	return 1;
 }
 
-static bool repost(struct side *s, uint32_t n)
+static unsigned repost(struct side *s, uint32_t n)
 {
 	n = DQ_MIN(n, s->owed);
 	s->owed -= n;
 	s->receives += n;
 	dq_control_posted(&s->c, n);
-	return n > 0;
+	return n;
 }
 
 static void drain(struct side *a, struct side *b)
 {
-	bool moved = true;
+	unsigned moved = 1;
 	while (moved) {
 		moved = pump(a, b) | pump(b, a);
 		moved |= take(a) | take(b);

@@ -234,7 +234,8 @@ static void check_content(struct vp *w, struct vp_op *op, const struct dq_done *
 
 static void on_done(void *user, struct dq_vc *vc, const struct dq_done *d)
 {
-	static const enum dq_completion_kind kinds[] = { DQ_DONE_SEND, DQ_DONE_RECV, DQ_DONE_PUT, DQ_DONE_NOTIFY, DQ_DONE_EXPORT, DQ_DONE_UNEXPORT };
+	static const enum dq_completion_kind kinds[] = { DQ_DONE_SEND, DQ_DONE_RECV, DQ_DONE_PUT, DQ_DONE_NOTIFY, DQ_DONE_EXPORT,
+							 DQ_DONE_UNEXPORT };
 	struct vp_end *e = user;
 	struct vp *w = e->world;
 	struct vp_op *op;
