@@ -38,11 +38,23 @@ from dqplbd.metrics.server import MetricsServer
 from dqplbd.notify import Notifier
 from dqplbd.overview import Overview
 from dqplbd.paths import Path, Paths
-from dqplbd.peers.cards import PROTOCOL, Hello, HelloDevice, HelloLocation, VcAnswer, VcRequest, epoch_text, random_u64
+from dqplbd.peers.cards import (
+    PROTOCOL,
+    BurstLease,
+    BurstRequest,
+    Hello,
+    HelloDevice,
+    HelloLocation,
+    VcAnswer,
+    VcRequest,
+    epoch_text,
+    random_u64,
+)
 from dqplbd.peers.directory import Answer, Directory, Peer
 from dqplbd.peers.exchange import VcBroker
 from dqplbd.peers.link import ApiServer, PeerClient, Refused, join_host_port
 from dqplbd.peers.manager import PeerManager, peer_timing
+from dqplbd.probing.burst import BurstDriver
 from dqplbd.probing.prober import DeviceProber
 from dqplbd.reload import restart_only
 from dqplbd.topology.location import Location, PathClass
@@ -111,6 +123,7 @@ class Daemon:
         self.directory: Directory
         self.peers: PeerManager | None = None
         self.broker: VcBroker | None = None
+        self.bursts: BurstDriver | None = None
         self.clients: ClientServer | None = None
         self.metrics: MetricsServer | None = None
         self._admin: AdminServer | None = None
@@ -223,6 +236,9 @@ class Daemon:
         self.clients = ClientServer(self.engine, config.clients, self._device_list, self._drain_events)
         self.clients.start()
         self._cleanup.push_async_callback(self.clients.stop)
+        self.bursts = BurstDriver(self.paths, self.peers, self._client, self.epoch, config, _chance)
+        self.bursts.start()
+        self._cleanup.push_async_callback(self.bursts.stop)
         view = Overview(self)
         self._admin = AdminServer(view, config.admin)
         await self._admin.start()
@@ -367,6 +383,8 @@ class Daemon:
         self._notifier.stopping("draining")
         log.info("stopping")
         try:
+            if self.bursts is not None:
+                await self.bursts.stop()
             if self.clients is not None:
                 self.clients.stop_accepting()
                 await self._drain_clients()
@@ -517,6 +535,12 @@ class Daemon:
             raise Refused("busy", f"{self.config.host.host_id} is starting")
         return await self.broker.on_vcs(remote, request)
 
+    async def on_burst(self, remote: str, request: BurstRequest) -> BurstLease:
+        """A host wants to measure the bandwidth to here."""
+        if self.bursts is None:
+            raise Refused("busy", f"{self.config.host.host_id} is starting")
+        return await self.bursts.on_burst(request)
+
     # -- reload
 
     async def _hup(self) -> None:
@@ -558,6 +582,8 @@ class Daemon:
             self.broker.reload(new.transport)
         if self.clients is not None:
             self.clients.configure(new.clients)
+        if self.bursts is not None:
+            self.bursts.reload(new)
         self.reloads += 1
         self.reload_problems = []
         self.loaded_unix_s = time.time()

@@ -7,7 +7,7 @@ Only translation: every number is asked of the part that owns it.
 import difflib
 import statistics
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from dqplbd import __version__
 from dqplbd.admin import model
@@ -18,7 +18,8 @@ from dqplbd.inventory.soft import LocalDevice
 from dqplbd.paths import Path
 from dqplbd.peers.cards import epoch_text
 from dqplbd.peers.directory import Peer, Source
-from dqplbd.probing.estimate import quantile
+from dqplbd.probing.bursts import BurstResult
+from dqplbd.probing.estimate import PathEstimate, quantile
 from dqplbd.topology.location import Location, PathClass
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ _PROBE_MARGIN_S: Final = 1.0
 
 def _place(location: Location) -> model.Place:
     return model.Place(**location.as_dict())
+
+
+def _goodput_source(seen: PathEstimate) -> Literal["traffic", "burst"] | None:
+    if seen.goodput_bps is None:
+        return None
+    return "burst" if seen.goodput_bps == seen.burst_bps else "traffic"
 
 
 def _sample(sample: ProbeSample) -> model.ProbeSample:
@@ -362,6 +369,13 @@ class Overview:
             loss_ratio=seen.loss_ratio,
             last_sample_age_seconds=age,
             goodput_bps=seen.goodput_bps,
+            goodput_source=_goodput_source(seen),
+            burst_bps=seen.burst_bps,
+            bursts_ok=path.bursts[BurstResult.OK],
+            bursts_busy=path.bursts[BurstResult.BUSY],
+            bursts_refused=path.bursts[BurstResult.REFUSED],
+            bursts_failed=path.bursts[BurstResult.FAILED],
+            burst_bytes=path.burst_bytes,
         )
 
     def _live(self, path: Path) -> model.Live:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from dqplbd.config.models import Config
 from dqplbd.engine.engine import (
+    DeviceInfo,
     Engine,
     EngineError,
     EngineProfile,
@@ -37,6 +38,7 @@ from dqplbd.engine.engine import (
 from dqplbd.inventory.soft import LocalDevice
 from dqplbd.logs import fields
 from dqplbd.peers.cards import Hello, HelloDevice
+from dqplbd.probing.bursts import BurstResult
 from dqplbd.probing.estimate import PathEstimator, Window, quantile
 from dqplbd.probing.prober import RESULTS, DeviceProber
 from dqplbd.probing.targets import Target, TargetPolicy, choose_targets
@@ -57,6 +59,7 @@ _DELAYS: Final = 256  # probes whose host delays are kept
 _NOISE_CHANGE: Final = 1.5  # factor by which measured noise must move before it is pushed
 _MIN_NOISE_NS: Final = 10_000
 _TICK_S: Final = 1.0
+_ROSE: Final = 1.05  # factor by which a burst must raise the rate to be worth another one
 _LOADED: Final = 0.05  # part of the rate from which on a path counts as loaded
 _MIN_TICK_S: Final = 0.05
 
@@ -70,7 +73,8 @@ class Path:
     :ivar link: its emulated link; ``link_handle`` is the engine's.
     :ivar target: how it is probed; None when it is only answered.
     :ivar vcs: the VCs on it that are up, with what was negotiated.
-    :ivar results: probes by result, since the path began.
+    :ivar results: probes by result, since the path began.  :ivar bursts: bandwidth bursts likewise.
+    :ivar burst_bytes: bytes that they sent.
     :ivar loaded: data of this host was on it between the last two times: its RTT may be its own queue.
     :ivar stats: of the engine, when last asked.  :ivar tx_bps: rate between the last two times; ``rx_bps`` likewise.
     """
@@ -93,6 +97,8 @@ class Path:
     vcs: dict[int, VcLimits] = field(default_factory=dict)
     results: dict[ProbeResult, int] = field(default_factory=lambda: dict.fromkeys(ProbeResult, 0))
     last: ProbeSample | None = None
+    bursts: dict[BurstResult, int] = field(default_factory=lambda: dict.fromkeys(BurstResult, 0))
+    burst_bytes: int = 0
     prober_delays: deque[int] = field(default_factory=lambda: deque(maxlen=_DELAYS))
     responder_delays: deque[int] = field(default_factory=lambda: deque(maxlen=_DELAYS))
     windows: int = 0
@@ -589,7 +595,7 @@ class Paths:
             peer_rate_bps=path.remote.rate_bps,
             mtu_bytes=max(min(device.mtu or path.remote.mtu_bytes, path.remote.mtu_bytes), 1),
             header_bytes=device.header_bytes,
-            path_rate_bps=path.link.rate_bps or None,
+            path_rate_bps=self._path_rate(path, device),
             host_id=path.host_id,
             active_peers=len(users) + (path.host_id not in users),
             goodput_bps=path.estimator.goodput_bps,
@@ -597,6 +603,40 @@ class Paths:
             queue_depth=limits.depth if limits is not None else None,
             max_segment_bytes=limits.segment_bytes if limits is not None else None,
         )
+
+    def _path_rate(self, path: Path, device: DeviceInfo) -> int | None:
+        """Rate of the path itself on the wire: of its emulated link, or what bursts found it to be."""
+        link, burst = path.link.rate_bps or None, path.estimator.path_rate_bps
+        if burst is None:
+            return link
+        mtu = max(min(device.mtu or path.remote.mtu_bytes, path.remote.mtu_bytes), 1)
+        wire = -(-burst * (mtu + device.header_bytes) // mtu)
+        return wire if link is None else min(link, wire)
+
+    def add_burst(self, path: Path, rate_bps: int) -> bool:
+        """Take in the result of a burst, bits of payload a second.
+
+        :returns: whether another one may change what is known further: it let the window grow, or is the only one.
+        """
+        before = self.profile(path).rate_bps
+        path.estimator.add_burst(rate_bps)
+        self._refresh(path)
+        return path.estimator.path_rate_bps is None or self.profile(path).rate_bps > before * _ROSE
+
+    def utilisation(self, number: int) -> float:
+        """Share of its rate that a device carried in the last interval, the busier direction; 0 when it carries
+        nothing, above 1 where the rate was guessed too low."""
+        sent = received = 0
+        rate = 1
+        for path in self._paths.values():
+            if path.key[0] != number or path.host_id == self._config.host.host_id:
+                continue
+            tx_bps, rx_bps = self.rates_now(path)
+            sent, received = sent + (tx_bps or 0), received + (rx_bps or 0)
+            info = path.device.info
+            configured = (info.rate_bps if info is not None else 0) or path.device.config.rate_bps
+            rate = max(rate, configured, path.estimator.goodput_bps or 0)
+        return max(sent, received) / rate
 
     def _refresh(self, path: Path) -> None:
         """Class and profile of a path, from what is known now."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from dqplbd.admin.model import Explanation, ExplanationStep, Path, Profile
 from dqplbd.profiles import bdp
-from dqplbd.units import format_ns
+from dqplbd.units import format_ns, format_rate
 
 __all__ = ["explanation_view", "profile_view"]
 
@@ -46,6 +46,22 @@ def profile_view(profile: bdp.Profile, *, grants: bool) -> Profile:
     )
 
 
+def _goodput_note(path: Path) -> str:
+    """Where the goodput comes from, and what bandwidth bursts said."""
+    seen = path.estimate
+    notes = []
+    if seen.goodput_source is not None:
+        notes.append(f"from {'a bandwidth burst' if seen.goodput_source == 'burst' else 'traffic'}")
+    tried = seen.bursts_ok + seen.bursts_busy + seen.bursts_refused + seen.bursts_failed
+    if tried:
+        best = f", best of the last {format_rate(seen.burst_bps)}" if seen.burst_bps is not None else ""
+        notes.append(
+            f"{tried} bursts: {seen.bursts_ok} good, {seen.bursts_busy} peer busy, {seen.bursts_refused} refused, "
+            f"{seen.bursts_failed} failed{best}"
+        )
+    return "; ".join(notes)
+
+
 def _measured(path: Path) -> list[ExplanationStep]:
     seen = path.estimate
     probes = seen.probes_ok + seen.probes_timeout + seen.probes_send_error + seen.probes_invalid
@@ -73,6 +89,7 @@ def _measured(path: Path) -> list[ExplanationStep]:
             name="goodput_bps",
             value=seen.goodput_bps,
             formula="best rate that acknowledged data had",
+            note=_goodput_note(path),
         ),
     ]
 

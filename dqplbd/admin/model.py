@@ -321,7 +321,16 @@ class Estimate(Model):
     probes_invalid: int = Field(0, description="Answered with impossible times; not a loss.")
     loss_ratio: float | None = Field(None, description="Of the last windows; invalid samples are not losses.")
     last_sample_age_seconds: float | None = None
-    goodput_bps: int | None = Field(None, description="Passive maximum: best rate that acknowledged data had.")
+    goodput_bps: int | None = Field(None, description="Best rate that acknowledged data had lately.")
+    goodput_source: Literal["traffic", "burst"] | None = Field(
+        None, description="Whether that was traffic of clients or a bandwidth burst."
+    )
+    burst_bps: int | None = Field(None, description="Best rate of the last bandwidth bursts.")
+    bursts_ok: int = Field(0, description="Bandwidth bursts of this host since the path began.")
+    bursts_busy: int = Field(0, description="Those that the peer had no time for.")
+    bursts_refused: int = Field(0, description="Those that the peer does not take.")
+    bursts_failed: int = 0
+    burst_bytes: int = Field(0, description="Bytes that they sent.")
 
 
 class Profile(Model):

@@ -93,6 +93,7 @@ class _Connection:
     pid: int
     uid: int
     gid: int
+    own: bool = False  # of this process itself
     timer: asyncio.TimerHandle | None = None
     client: int | None = None
     name: str = ""
@@ -227,7 +228,7 @@ class ClientServer:
         connection = self._clients.pop(client, None)
         if connection is None:
             return
-        self._quota.leave(connection.uid)
+        self._leave(connection)
         self._close(connection, removed=True)
         self._gone.set()
         log.info("client gone", extra=fields(client=client, name=connection.name, pid=connection.pid))
@@ -267,7 +268,7 @@ class ClientServer:
             log.warning("connection refused: %d are open", len(self._connections), extra=fields(pid=pid, uid=uid))
             sock.close()
             return
-        connection = _Connection(sock, pid, uid, gid)
+        connection = _Connection(sock, pid, uid, gid, own=pid == os.getpid())
         connection.timer = self._loop.call_later(ATTACH_TIMEOUT_S, self._too_late, connection)
         self._connections.add(connection)
         self._loop.add_reader(sock.fileno(), self._readable, connection)
@@ -410,7 +411,7 @@ class ClientServer:
                 f"ring of {entries} entries; expected a power of two of {MIN_RING_ENTRIES}..{MAX_RING_ENTRIES}",
             )
         try:
-            self._quota.enter(connection.uid)
+            self._enter(connection)
         except QuotaError as error:
             return refuse(Status.LIMIT, str(error))
         # 0: a process of another PID namespace; its own word is better than nothing, and nothing depends on it.
@@ -424,7 +425,7 @@ class ClientServer:
                 self._config.max_flows,
             )
         except EngineError as error:
-            self._quota.leave(connection.uid)
+            self._leave(connection)
             return refuse(error.status, error.text)
         # Numbers are used again: what the engine has told of an older client of this number must be taken in first.
         self._drain_events()
@@ -448,6 +449,15 @@ class ClientServer:
         )
         args = [LAYOUT_VERSION, attached.client, min(entries, self._config.max_ring_entries), attached.memfd_bytes]
         return _Reply(pack_reply(request.type, args=args, handle=handle), fds)
+
+    def _enter(self, connection: _Connection) -> None:
+        """:raises QuotaError: no room.  The daemon's own clients, which measure, take nobody's place."""
+        if not connection.own:
+            self._quota.enter(connection.uid)
+
+    def _leave(self, connection: _Connection) -> None:
+        if not connection.own:
+            self._quota.leave(connection.uid)
 
     def _allocate(self, client: int, request: ClientRequest) -> tuple[int, int, int]:
         if request.arg1 > 1:

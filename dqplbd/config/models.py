@@ -217,25 +217,31 @@ class PeersConfig(Section):
 class ActiveBandwidthConfig(Section):
     """Bursts that measure the bandwidth of a path. They load the fabric; passive measurement needs none."""
 
-    enabled: bool = Field(False, description="Send bursts at all; refused where no provider in use can send them.")
-    interval_s: Seconds = Field(3600.0, ge=60, le=7 * 86400, description="Time between two bursts to one place.")
-    burst_bdp: float = Field(4.0, ge=1, le=16, description="Length of a burst in bandwidth-delay products.")
-    max_utilisation: float = Field(
-        0.2, ge=0, le=1, description="Send none while the device carries more than this share of its rate."
+    enabled: bool = Field(
+        False, description="Send bursts, and take those of peers; a path is measured only where both ends do."
     )
-    daily_bytes: Size = Field(10 * GIB, ge=MIB, le=2**50, description="Most bytes of bursts a day, all paths together.")
-
-    @field_validator("enabled")
-    @classmethod
-    def _possible(cls, value: bool) -> bool:
-        """A key that is accepted and does nothing would be worse than an error."""
-        if value:
-            raise problem(
-                "no provider of this version sends bursts",
-                "false",
-                "leave it out: rates come from the links and from the goodput that is seen",
-            )
-        return value
+    interval_s: Seconds = Field(
+        3600.0,
+        ge=1,
+        le=7 * 86400,
+        description="Time between two measurements of one place (a rack, or a host whose rack is not known).",
+    )
+    burst_bdp: float = Field(
+        4.0,
+        ge=1,
+        le=16,
+        description="Length of a burst in bandwidth-delay products; at least 256 KiB and 1 ms of the rate, "
+        "at most 128 MiB.",
+    )
+    max_utilisation: float = Field(
+        0.2, ge=0, le=1, description="Send and take none while the device carries more than this share of its rate."
+    )
+    daily_bytes: Size = Field(
+        10 * GIB,
+        ge=MIB,
+        le=2**50,
+        description="Most bytes of bursts sent in 24 hours, all paths together; and as many taken.",
+    )
 
 
 class ProbingConfig(Section):

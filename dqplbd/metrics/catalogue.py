@@ -135,6 +135,13 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Probes, by result: ok, timeout (lost), send_error, invalid (impossible times; not a loss).",
     ),
     Metric("dqplbd_probe_rtt_seconds", "histogram", ("class",), "RTT of the good probes."),
+    Metric(
+        "dqplbd_bandwidth_bursts_total",
+        "counter",
+        ("device", "class", "result"),
+        "Bandwidth bursts of this host, by result: ok, busy (the peer has no time), refused (it takes none), failed.",
+    ),
+    Metric("dqplbd_bandwidth_burst_bytes_total", "counter", _DC, "Payload that they sent."),
     Metric("dqplbd_probes_answered_total", "counter", _D, "Probes of peers that were answered."),
     Metric(
         "dqplbd_probes_refused_total",

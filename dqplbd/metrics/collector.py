@@ -46,6 +46,11 @@ _PATH_COUNTERS: Final[tuple[tuple[str, str, Callable[[Path], float]], ...]] = (
     ("dqplbd_probes_total", "timeout", lambda p: p.estimate.probes_timeout),
     ("dqplbd_probes_total", "send_error", lambda p: p.estimate.probes_send_error),
     ("dqplbd_probes_total", "invalid", lambda p: p.estimate.probes_invalid),
+    ("dqplbd_bandwidth_bursts_total", "ok", lambda p: p.estimate.bursts_ok),
+    ("dqplbd_bandwidth_bursts_total", "busy", lambda p: p.estimate.bursts_busy),
+    ("dqplbd_bandwidth_bursts_total", "refused", lambda p: p.estimate.bursts_refused),
+    ("dqplbd_bandwidth_bursts_total", "failed", lambda p: p.estimate.bursts_failed),
+    ("dqplbd_bandwidth_burst_bytes_total", "", lambda p: p.estimate.burst_bytes),
 )
 
 # Gauges of a path that add up.

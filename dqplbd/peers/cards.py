@@ -2,8 +2,9 @@
 """What two daemons tell each other, as pydantic models.  Pure.
 
 ``POST /v1/hello`` carries a :class:`Hello` each way.  ``POST /v1/vcs`` carries a :class:`VcRequest` and is answered by
-a :class:`VcAnswer`.  An error is an HTTP status of 400 or above with a :class:`Refusal`.  Everything here comes from
-other machines: lengths, ranges and patterns are checked before a value is looked at.
+a :class:`VcAnswer`, ``POST /v1/burst`` a :class:`BurstRequest` and is answered by a :class:`BurstLease`.  An error is
+an HTTP status of 400 or above with a :class:`Refusal`.  Everything here comes from other machines: lengths, ranges and
+patterns are checked before a value is looked at.
 
 64-bit numbers are texts of 16 hexadecimal digits, bytes are hexadecimal.  A key that is not known is ignored, so that
 one may be added; a change of meaning raises the protocol version.
@@ -26,6 +27,8 @@ __all__ = [
     "MAX_BODY_BYTES",
     "PROTOCOL",
     "REQUIRED_FEATURES",
+    "BurstLease",
+    "BurstRequest",
     "CardError",
     "Hello",
     "HelloDevice",
@@ -185,15 +188,42 @@ class VcAnswer(Card):
     vcs: Annotated[tuple[VcReply, ...], Field(max_length=MAX_DEVICES, strict=False)]
 
 
+class BurstRequest(Card):
+    """A host wants to measure the bandwidth to the receiver, with messages to a listener that it opens for that.
+
+    :ivar rail: of the devices between which.
+    :ivar messages: how many, of ``message_bytes`` bytes each.
+    """
+
+    protocol: int = Field(ge=1, le=65535)
+    from_host_id: HostId
+    from_epoch: Hex64
+    to_epoch: Hex64
+    rail: int = Field(ge=0, le=7)
+    messages: int = Field(ge=1, le=64)
+    message_bytes: int = Field(ge=4096, le=16 * 2**20)
+
+
+class BurstLease(Card):
+    """The receiver is ready for one burst.
+
+    :ivar handle: of its listener.
+    :ivar lease: tag of the messages.
+    """
+
+    handle: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{256}$")]
+    lease: Hex64
+
+
 RefusalCode = Literal[
     "malformed",  # 400: not such a message
-    "forbidden",  # 403: this host does not accept that one
+    "forbidden",  # 403: this host does not accept that one, or that request
     "version",  # 409: no common protocol version, or a feature is missing
     "yield",  # 409: this host's own exchange goes first; wait for it
     "conflict",  # 409: another live host has this host_id
     "epoch",  # 410: the receiver has another epoch, which `epoch` tells
     "unknown",  # 412: say hello first
-    "busy",  # 429: too many peers or VCs
+    "busy",  # 429: too many peers or VCs; or no time for a burst now
     "failed",  # 500: the receiver's own trouble
 ]
 

@@ -6,6 +6,7 @@ method    path           body                                   answer
 ========  =============  =====================================  ==================================
 POST      /v1/hello      :class:`~dqplbd.peers.cards.Hello`     ``Hello`` of the other side
 POST      /v1/vcs        ``VcRequest``                          ``VcAnswer``
+POST      /v1/burst      ``BurstRequest``                       ``BurstLease``
 ========  =============  =====================================  ==================================
 
 It is plain HTTP without authentication, and so bound to loopback unless ``peers.insecure`` says otherwise.  Everything
@@ -28,6 +29,8 @@ from dqplbd.config import split_host_port
 from dqplbd.logs import fields
 from dqplbd.peers.cards import (
     MAX_BODY_BYTES,
+    BurstLease,
+    BurstRequest,
     Card,
     CardError,
     Hello,
@@ -95,6 +98,9 @@ class ApiHandler(Protocol):
     async def on_vcs(self, remote: str, request: VcRequest) -> VcAnswer:
         """A host, asking from IP address ``remote``, wants VCs."""
 
+    async def on_burst(self, remote: str, request: BurstRequest) -> BurstLease:
+        """A host wants to send a burst that measures the bandwidth to here."""
+
 
 def join_host_port(host: str, port: int) -> str:
     """``address:port``, with brackets around an IPv6 address."""
@@ -128,7 +134,13 @@ class ApiServer:
         """
         host, port = split_host_port(listen)
         app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.add_routes([web.post("/v1/hello", self._hello), web.post("/v1/vcs", self._vcs)])
+        app.add_routes(
+            [
+                web.post("/v1/hello", self._hello),
+                web.post("/v1/vcs", self._vcs),
+                web.post("/v1/burst", self._burst),
+            ]
+        )
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S, keepalive_timeout=75.0
         )
@@ -173,6 +185,9 @@ class ApiServer:
 
     async def _vcs(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, VcRequest, self._handler.on_vcs)
+
+    async def _burst(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, BurstRequest, self._handler.on_burst)
 
     async def _serve(
         self, request: web.Request, model: type[M], answer: Callable[[str, M], Awaitable[Card]]
@@ -243,6 +258,10 @@ class PeerClient:
     async def vcs(self, address: str, request: VcRequest) -> VcAnswer:
         """Ask for VCs.  :raises Refused: the peer does.  :raises Unreachable: no usable answer."""
         return await self._post(address, "/v1/vcs", request, VcAnswer)
+
+    async def burst(self, address: str, request: BurstRequest) -> BurstLease:
+        """Ask to send a burst.  :raises Refused: the peer does.  :raises Unreachable: no usable answer."""
+        return await self._post(address, "/v1/burst", request, BurstLease)
 
     async def _post(self, address: str, path: str, card: Card, model: type[M]) -> M:
         try:

@@ -32,6 +32,7 @@ __all__ = ["GoodputFilter", "PathEstimate", "PathEstimator", "ProbeResult", "Win
 _LONGEST: Final = 10  # a window short of samples stays open for so many times its length
 _MAX_KEPT: Final = 4096  # samples of one window kept for percentiles; the minimum sees all
 _BITS_NS: Final = 8 * 10**9
+_BURSTS: Final = 3  # results that are kept; the largest of them counts
 
 
 class ProbeResult(StrEnum):
@@ -82,8 +83,10 @@ class PathEstimate(NamedTuple):
     :ivar lost: probes without answer.
     :ivar invalid: answers with impossible times; they are not lost.
     :ivar send_errors: probes that could not be sent; they are not lost either.
-    :ivar goodput_bps: highest goodput of the last windows that carried data; None when none did.
+    :ivar goodput_bps: highest goodput of the last windows that carried data, or of the last bursts; None when there
+        were neither.
     :ivar updated_ns: time of the newest sample of any kind; None before the first.
+    :ivar burst_bps: highest result of the last bursts; None when there were none.
     """
 
     rtt_min_ns: int | None
@@ -96,6 +99,7 @@ class PathEstimate(NamedTuple):
     send_errors: int
     goodput_bps: int | None
     updated_ns: int | None
+    burst_bps: int | None = None
 
     @property
     def loss_ratio(self) -> float | None:
@@ -162,6 +166,7 @@ class PathEstimator:
     __slots__ = (
         "_base",
         "_believed_windows",
+        "_bursts",
         "_closed",
         "_first_ns",
         "_goodput",
@@ -210,6 +215,7 @@ class PathEstimator:
         self._believed_windows = 0  # so many more windows count as unloaded
         self._opened_any = False
         self._goodput = GoodputFilter(goodput_windows)
+        self._bursts: deque[int] = deque(maxlen=_BURSTS)
         self._updated_ns: int | None = None
         self._start_ns = 0
         self._clear(0)
@@ -325,13 +331,32 @@ class PathEstimator:
         """A reading of the path's counter of delivered bytes."""
         self._goodput.add(time_ns, total_bytes)
 
+    def add_burst(self, rate_bps: int) -> None:
+        """The result of a bandwidth burst, bits of payload a second, > 0."""
+        self._bursts.append(rate_bps)
+
+    @property
+    def burst_bps(self) -> int | None:
+        """Highest result of the last bursts; None while there were none."""
+        return max(self._bursts, default=None)
+
+    @property
+    def path_rate_bps(self) -> int | None:
+        """What the path itself lets through, as bursts found; None until two of them say so.
+
+        One low result may be the doing of a busy host.
+        """
+        return self.burst_bps if len(self._bursts) > 1 else None
+
     @property
     def goodput_bps(self) -> int | None:
-        """Highest goodput of the last windows that carried data; None while none did."""
-        return self._goodput.goodput_bps
+        """Highest goodput of the last windows that carried data, or of the last bursts; None without either."""
+        seen, burst = self._goodput.goodput_bps, self.burst_bps
+        return seen if burst is None or (seen is not None and seen > burst) else burst
 
     def reset(self) -> None:
-        """Forget the round trips, for a path that is known to have changed; warm-up is not repeated."""
+        """Forget round trips and bursts, for a path that is known to have changed; warm-up is not repeated."""
+        self._bursts.clear()
         self._closed.clear()
         self._unloaded_windows.clear()
         self._base = None
@@ -372,6 +397,7 @@ class PathEstimator:
             self._lost + sum(window.lost for window in closed),
             self._invalid + sum(window.invalid for window in closed),
             self._send_errors + sum(window.send_errors for window in closed),
-            self._goodput.goodput_bps,
+            self.goodput_bps,
             self._updated_ns,
+            self.burst_bps,
         )

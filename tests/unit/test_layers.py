@@ -44,7 +44,13 @@ PURE_C_HEADERS = {
     "string.h",
 }
 
-PURE_PYTHON = ["topology/classify.py", "probing/targets.py", "probing/estimate.py", "profiles/bdp.py"]
+PURE_PYTHON = [
+    "topology/classify.py",
+    "probing/targets.py",
+    "probing/estimate.py",
+    "probing/bursts.py",
+    "profiles/bdp.py",
+]
 IMPURE_MODULES = {"asyncio", "os", "random", "select", "signal", "socket", "subprocess", "threading", "time", "aiohttp"}
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)

@@ -77,7 +77,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() -> No
         ("host: {location: {rack: 1.5}}", 1, "host.location.rack", "1.5", "text"),
         ("engine: {cpus: [1, 1]}", 1, "engine.cpus", "[1, 1]", "each once"),
         ("engine: {cpus: []}", 1, "engine.cpus", "[]", "at least one"),
-        ("probing: {active_bandwidth: {enabled: true}}", 1, "probing.active_bandwidth.enabled", "no provider", "false"),
+        ("probing: {active_bandwidth: {interval_s: 0}}", 1, "probing.active_bandwidth.interval_s", "0", "equal to 1"),
         ("logging: []", 1, "logging", None, "mapping"),
         ("emulation: {links: {a: 1}}", 1, "emulation.links", None, "list"),
     ],

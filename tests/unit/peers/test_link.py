@@ -12,7 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dqplbd.peers import link
-from dqplbd.peers.cards import MAX_BODY_BYTES, Hello, Protocol, Refusal, VcAnswer, VcRequest, parse_card
+from dqplbd.peers.cards import (
+    MAX_BODY_BYTES,
+    BurstLease,
+    BurstRequest,
+    Hello,
+    Protocol,
+    Refusal,
+    VcAnswer,
+    VcRequest,
+    parse_card,
+)
 from dqplbd.peers.link import ApiServer, PeerClient, Refused, Unreachable, join_host_port
 
 HELLO = Hello(protocol=Protocol(min=1, max=1), host_id="here", epoch="0" * 16, api_port=7471)
@@ -30,6 +40,9 @@ class Handler:
         if self.raises is not None:
             raise self.raises
         return HELLO
+
+    async def on_burst(self, remote: str, request: BurstRequest) -> BurstLease:
+        raise Refused("forbidden", f"no bursts of {request.from_host_id}")
 
     async def on_vcs(self, remote: str, request: VcRequest) -> VcAnswer:
         return VcAnswer(attempt=request.attempt, vcs=())

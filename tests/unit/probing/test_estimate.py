@@ -301,3 +301,23 @@ def test_a_path_found_to_be_longer_is_believed_under_load() -> None:
     for time_ns in range(13000, 20000, 100):
         estimator.add(ProbeResult.OK, time_ns, 300, loaded=True)  # and that is all that was learned
     assert estimator.rtt_min_ns == 240
+
+
+def test_the_best_of_the_last_bursts_is_a_goodput() -> None:
+    estimator = PathEstimator(100 * MS)
+    estimator.add_burst(700)
+    assert [estimator.goodput_bps, estimator.burst_bps] == [700, 700]
+    assert estimator.estimate().burst_bps == 700
+    alone = estimator.path_rate_bps
+    assert alone is None, "one result alone may be low because this host was busy"
+    estimator.add_burst(500)
+    assert [estimator.goodput_bps, estimator.path_rate_bps] == [700, 700]
+    estimator.add_burst(600)
+    estimator.add_burst(400)
+    assert estimator.path_rate_bps == 600, "old results are forgotten"
+    estimator.add_goodput(0, 0)
+    estimator.add_goodput(10 * MS, 1000)
+    estimate = estimator.estimate()
+    assert (estimate.goodput_bps, estimate.burst_bps) == (800_000, 600)
+    estimator.reset()
+    assert estimator.estimate().burst_bps is None
