@@ -123,6 +123,17 @@ struct dq_flow *dq_flow_of_peer(struct dq_vc *vc, uint32_t flow)
 	return f && f->vc == vc && f->state == DQ_FLOW_OPEN ? f : NULL;
 }
 
+int dq_flow_usable(const struct dq_vc *vc, const struct dq_flow *f)
+{
+	if (!f || f->local_closed)
+		return DQ_ERR_INVALID;
+	if (vc->failed)
+		return vc->failed;
+	if (f->vc != vc || f->state != DQ_FLOW_OPEN)
+		return DQ_ERR_INVALID;
+	return f->peer_closed ? f->peer_reason : 0;
+}
+
 bool dq_vc_has_room(const struct dq_vc *vc)
 {
 	return !vc->failed && vc->flow_count < DQ_VC_MAX_FLOWS;

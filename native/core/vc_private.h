@@ -162,6 +162,7 @@ void dq_msg_free(struct dq_vc *vc, struct dq_list *list, uint32_t index); /* off
 void dq_msg_drop_incoming(struct dq_vc *vc, struct dq_flow *f, struct dq_list *list, uint32_t index); /* with slot and bitmap */
 void dq_msg_unqueue(struct dq_vc *vc, struct dq_flow *f, uint32_t index);  /* outgoing: out of ready */
 void dq_region_free(struct dq_vc *vc, struct dq_list *list, uint32_t index);
+void dq_region_drop_user(struct dq_vc *vc, struct dq_flow *f, struct dq_msg *m); /* a put into an import is over */
 void dq_region_finish(struct dq_vc *vc, struct dq_region *r, int32_t status);  /* tell clients that wait for it */
 void dq_region_exported(struct dq_vc *vc);               /* complete exports that the peer acknowledged */
 int dq_msg_on_rtr(struct dq_vc *vc, const struct dq_message *m);
@@ -177,6 +178,7 @@ int dq_flow_on_accept(struct dq_vc *vc, const struct dq_message *m, uint64_t now
 int dq_flow_on_close(struct dq_vc *vc, const struct dq_message *m, uint64_t now_ns);
 void dq_flow_advance_close(struct dq_vc *vc, uint32_t flow, uint64_t now_ns);
 void dq_flow_fail(struct dq_vc *vc, uint32_t flow, int32_t status, uint64_t now_ns); /* the VC failed */
+int dq_flow_usable(const struct dq_vc *vc, const struct dq_flow *f); /* may its client start something? 0 or a dq_status */
 struct dq_flow *dq_flow_of_peer(struct dq_vc *vc, uint32_t flow); /* for a message: NULL unless it is of this VC and accepted */
 
 #endif
