@@ -55,6 +55,7 @@ from dqplbd.peers.exchange import VcBroker
 from dqplbd.peers.link import ApiServer, PeerClient, Refused, join_host_port
 from dqplbd.peers.manager import PeerManager, peer_timing
 from dqplbd.probing.burst import BurstDriver
+from dqplbd.probing.burst_traffic import CLIENT_NAME
 from dqplbd.probing.prober import DeviceProber
 from dqplbd.reload import restart_only
 from dqplbd.topology.location import Location, PathClass
@@ -233,7 +234,9 @@ class Daemon:
         self.peers.start()
         self._cleanup.push_async_callback(self.peers.stop)
 
-        self.clients = ClientServer(self.engine, config.clients, self._device_list, self._drain_events)
+        self.clients = ClientServer(
+            self.engine, config.clients, self._device_list, self._drain_events, internal=CLIENT_NAME
+        )
         self.clients.start()
         self._cleanup.push_async_callback(self.clients.stop)
         self.bursts = BurstDriver(self.paths, self.peers, self._client, self.epoch, config, _chance)

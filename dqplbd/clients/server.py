@@ -93,7 +93,7 @@ class _Connection:
     pid: int
     uid: int
     gid: int
-    own: bool = False  # of this process itself
+    internal: bool = False  # the daemon's own, which no limit counts
     timer: asyncio.TimerHandle | None = None
     client: int | None = None
     name: str = ""
@@ -124,6 +124,7 @@ class ClientServer:
     :param devices: gives the devices for a reply to DEVICES.
     :param drain_events: makes the daemon take in all events that the engine has told until now.
     :param clock: monotonic seconds.
+    :param internal: name of the clients of this very process that do not count against any limit.
     """
 
     def __init__(
@@ -133,8 +134,10 @@ class ClientServer:
         devices: DeviceList,
         drain_events: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        internal: str | None = None,
     ) -> None:
         self._engine = engine
+        self._internal = internal
         self._config = config
         self._quota = Quota(config)
         self._devices = devices
@@ -268,7 +271,7 @@ class ClientServer:
             log.warning("connection refused: %d are open", len(self._connections), extra=fields(pid=pid, uid=uid))
             sock.close()
             return
-        connection = _Connection(sock, pid, uid, gid, own=pid == os.getpid())
+        connection = _Connection(sock, pid, uid, gid)
         connection.timer = self._loop.call_later(ATTACH_TIMEOUT_S, self._too_late, connection)
         self._connections.add(connection)
         self._loop.add_reader(sock.fileno(), self._readable, connection)
@@ -411,7 +414,7 @@ class ClientServer:
                 f"ring of {entries} entries; expected a power of two of {MIN_RING_ENTRIES}..{MAX_RING_ENTRIES}",
             )
         try:
-            self._enter(connection)
+            self._enter(connection, request.name)
         except QuotaError as error:
             return refuse(Status.LIMIT, str(error))
         # 0: a process of another PID namespace; its own word is better than nothing, and nothing depends on it.
@@ -450,13 +453,14 @@ class ClientServer:
         args = [LAYOUT_VERSION, attached.client, min(entries, self._config.max_ring_entries), attached.memfd_bytes]
         return _Reply(pack_reply(request.type, args=args, handle=handle), fds)
 
-    def _enter(self, connection: _Connection) -> None:
+    def _enter(self, connection: _Connection, name: str) -> None:
         """:raises QuotaError: no room.  The daemon's own clients, which measure, take nobody's place."""
-        if not connection.own:
+        connection.internal = connection.pid == os.getpid() and name == self._internal
+        if not connection.internal:
             self._quota.enter(connection.uid)
 
     def _leave(self, connection: _Connection) -> None:
-        if not connection.own:
+        if not connection.internal:
             self._quota.leave(connection.uid)
 
     def _allocate(self, client: int, request: ClientRequest) -> tuple[int, int, int]:
