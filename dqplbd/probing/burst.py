@@ -174,7 +174,7 @@ class BurstDriver:
                     burst_place(path.host_id, path.location),
                     self._paths.profile(path).rate_bps,
                     max(rtt, 1),
-                    path.stats.flows > 0,
+                    bool(path.vcs),
                 )
             )
         return found

@@ -6,6 +6,9 @@ what it measures, so there is never more than one under way, one to a place (a r
 in each interval, none while the device is busy, and no more bytes in any 24 hours than configured.  Intervals are
 stretched at random, so that hosts that started together do not burst together.
 
+The paths of a place that are in use take turns.  Where none is, it is always the same one, as the first burst on a path
+makes a VC, and that stays.
+
 One burst says little where the rate was guessed wrong: a window made for too low a rate lets only a little more through
 than that, and one low result may be the doing of a busy CPU.  So a place's measurement may take several bursts to the
 same host, a second apart, while each changes what is known (:meth:`BurstPlanner.done` with ``again``).
@@ -98,7 +101,7 @@ class Candidate(NamedTuple):
     :ivar key: device and host.
     :ivar place: what stands for where the host is, see :func:`burst_place`.
     :ivar rate_bps: assumed rate, > 0.  :ivar rtt_ns: base RTT, > 0.
-    :ivar in_use: it carries data of clients; goes before those that do not.
+    :ivar in_use: it has a VC.
     """
 
     key: Key
@@ -265,7 +268,7 @@ class BurstPlanner:
             allowed,
             key=lambda one: (
                 not one.in_use,
-                self._last_s.get(one.key, float("-inf")),
+                self._last_s.get(one.key, float("-inf")) if one.in_use else 0.0,
                 _rank(self._own_id, one.key[1]),
                 one.key,
             ),

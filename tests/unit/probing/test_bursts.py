@@ -117,7 +117,7 @@ def test_nothing_unless_enabled() -> None:
 
 def test_one_at_a_time_and_one_a_rack_in_an_interval() -> None:
     one = planner()
-    hosts = [path("a1"), path("a2"), path("b1", RACK_B)]
+    hosts = [path("a1", in_use=True), path("a2", in_use=True), path("b1", RACK_B)]
     first = expect(one.next(0, hosts, {}))
     assert one.next(1, hosts, {}) is None
     one.done(2, first, BurstResult.OK, first.bytes)
@@ -128,7 +128,9 @@ def test_one_at_a_time_and_one_a_rack_in_an_interval() -> None:
     third = expect(one.next(100, hosts, {}))
     assert third.place == first.place
     one.done(101, third, BurstResult.OK, third.bytes)
-    assert {burst.key[1] for burst in (first, second, third)} == {"a1", "a2", "b1"}, "hosts of a rack take turns"
+    assert {burst.key[1] for burst in (first, second, third)} == {"a1", "a2", "b1"}, (
+        "hosts of a rack that are in use take turns"
+    )
 
 
 def test_the_first_one_and_the_next_are_put_off_at_random() -> None:
@@ -155,9 +157,19 @@ def test_hosts_in_use_go_first() -> None:
     assert expect(planner().next(0, [path("a"), path("b", in_use=True), path("c")], {})).key == (0, "b")
 
 
+def test_of_a_rack_that_is_not_in_use_it_is_always_the_same_host() -> None:
+    one = planner()
+    keys = set()
+    for now in range(0, 1000, 100):
+        burst = expect(one.next(now, [path("a1"), path("a2"), path("a3")], {}))
+        one.done(now, burst, BurstResult.OK, burst.bytes)
+        keys.add(burst.key)
+    assert len(keys) == 1, "each other one would get a VC of its own"
+
+
 def test_a_result_that_tells_more_is_followed_up_on_the_same_path() -> None:
     one = planner()
-    hosts = [path("a1"), path("a2")]
+    hosts = [path("a1", in_use=True), path("a2", in_use=True)]
     now = 0.0
     burst = expect(one.next(now, hosts, {}))
     keys = [burst.key]
