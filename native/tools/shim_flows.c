@@ -3,7 +3,7 @@
  * shim_flows: many flows of several clients between two daemons, all with data at once.
  *
  *     shim_flows --near SOCKET --far SOCKET --flows 10,40,100 [--bytes 65536] [--outstanding 512] [--warmup-ms 500]
- *                [--buffers 32] [--seconds 3] [--hold]
+ *                [--buffers 32] [--seconds 3] [--nap-us 1000] [--hold]
  *
  * --flows has one number a client: so many flows it opens. Each client is a process at the near daemon that sends, with a
  * process at the far daemon that receives. Every flow always has at least one message outstanding; a client with few flows
@@ -13,6 +13,9 @@
  * Prints one JSON object a line:
  *     {"event": "opened", "flows": N, "seconds": S}
  *     {"event": "done", "flows": N, "seconds": S, "bytes": B, "bytes_per_second": R, "jain": J, "clients": [bytes, ...]}
+ * A client with nothing to do naps for --nap-us and then looks for completions, since it has plenty outstanding; with 0 it has
+ * itself woken for each, and twenty processes of one machine then spend their time waking each other.
+ *
  * With --hold it waits for a line on standard input after "attached" (no flow open yet) and after "opened".
  */
 #include <errno.h>
@@ -45,7 +48,7 @@ struct options {
 	unsigned flows[MAX_CLIENTS], clients;
 	size_t bytes;
 	unsigned outstanding, buffers;
-	long warmup_ms;
+	long warmup_ms, nap_us;
 	double seconds;
 	bool hold;
 };
@@ -68,6 +71,7 @@ struct peer {
 	struct shared *shared;
 	unsigned id;
 	unsigned turn;               /* of the buffers */
+	bool napping;                /* enough is outstanding */
 };
 
 /* Requests in the order in which they were made, with their flow. */
@@ -145,8 +149,10 @@ static int queue_ended(struct queue *q, unsigned *flow, dqplb_result *result)
 /* Sleep until something may have ended. The front is looked at again after a while in any case: what ended may lie behind. */
 static void idle(struct peer *p)
 {
-	int status = dqplb_wait_any(p->ctx, 20);
+	int status = dqplb_wait_any(p->ctx, p->napping ? 0 : 20);
 
+	if (status == DQPLB_ERR_TIMEOUT && p->napping)
+		usleep((useconds_t)p->o->nap_us);
 	if (status != DQPLB_OK && status != DQPLB_ERR_TIMEOUT)
 		die("wait_any", status);
 }
@@ -259,6 +265,7 @@ static void receiver(struct peer *p)
 	rendezvous(&s->barrier);                       /* opened */
 	queue_init(&q, p->n * each(p));
 	post_all(p, &q, true);
+	p->napping = p->o->nap_us > 0;
 	rendezvous(&s->barrier);                       /* go */
 	for (;;) {
 		dqplb_result result;
@@ -301,6 +308,7 @@ static void sender(struct peer *p)
 	queue_init(&q, p->n * each(p));
 	rendezvous(&s->barrier);                       /* go: begin_ns and end_ns are set */
 	post_all(p, &q, false);
+	p->napping = p->o->nap_us > 0;
 	for (;;) {
 		dqplb_result result;
 		unsigned flow;
@@ -403,9 +411,10 @@ int main(int argc, char **argv)
 		{"flows", required_argument, NULL, 'F'},     {"bytes", required_argument, NULL, 'b'},
 		{"outstanding", required_argument, NULL, 'o'}, {"warmup-ms", required_argument, NULL, 'w'},
 		{"seconds", required_argument, NULL, 's'},   {"buffers", required_argument, NULL, 'B'},
-		{"hold", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+		{"nap-us", required_argument, NULL, 'N'},    {"hold", no_argument, NULL, 'h'},
+		{NULL, 0, NULL, 0},
 	};
-	struct options o = {.bytes = 65536, .outstanding = 512, .buffers = 32, .warmup_ms = 500, .seconds = 3};
+	struct options o = {.bytes = 65536, .outstanding = 512, .buffers = 32, .warmup_ms = 500, .nap_us = 1000, .seconds = 3};
 	struct sigaction action = {.sa_handler = on_child, .sa_flags = SA_RESTART};
 	pthread_barrierattr_t attributes;
 	struct shared *s;
@@ -424,13 +433,14 @@ int main(int argc, char **argv)
 		case 'w': o.warmup_ms = number(optarg, 0, 60000, "--warmup-ms"); break;
 		case 's': o.seconds = (double)number(optarg, 1, 600, "--seconds"); break;
 		case 'B': o.buffers = (unsigned)number(optarg, 1, 65536, "--buffers"); break;
+		case 'N': o.nap_us = number(optarg, 0, 100000, "--nap-us"); break;
 		case 'h': o.hold = true; break;
 		default: return 2;
 		}
 	}
 	if (!o.near || !o.far || !o.clients || optind != argc) {
 		fprintf(stderr, "usage: shim_flows --near SOCKET --far SOCKET --flows N,N,... [--bytes N] [--outstanding N] "
-				"[--warmup-ms N] [--buffers N] [--seconds N] [--hold]\n");
+				"[--warmup-ms N] [--buffers N] [--seconds N] [--nap-us N] [--hold]\n");
 		return 2;
 	}
 	s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
