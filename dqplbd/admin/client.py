@@ -4,10 +4,12 @@
 It is used by a command line that should start in an instant, hence no aiohttp.
 """
 
+import errno
 import http.client
 import json
 import os
 import socket
+import stat
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -85,7 +87,11 @@ class AdminClient:
         if isinstance(cause, FileNotFoundError):
             what = "there is no such socket"
         elif isinstance(cause, ConnectionRefusedError):
-            what = "nobody listens on it"
+            # connect() refuses in the same way what is no socket at all, such as a folder.
+            what = "nobody listens on it" if _is_socket(self.path) else "that is not a socket"
+        elif isinstance(cause, OSError) and cause.errno == errno.EPROTOTYPE:
+            what = "that is a socket of another kind"
+            hint = "name the admin socket (admin.socket in the configuration); clients attach at another one"
         elif isinstance(cause, PermissionError):
             what = "permission denied"
             hint = (
@@ -96,7 +102,7 @@ class AdminClient:
             what = f"no answer within {self.timeout_s:g} s"
             hint = "the daemon hangs or the machine is overloaded: see `systemctl status dqplbd` and its log"
         else:
-            what = str(cause) or type(cause).__name__
+            what = (isinstance(cause, OSError) and cause.strerror) or str(cause) or type(cause).__name__
         return NotReachableError(f"the daemon cannot be reached at {self.path}: {what}", hint)
 
     def request(self, method: str, target: str, body: object = None, *, extra_s: float = 0.0) -> dict[str, Any]:
@@ -138,6 +144,7 @@ class AdminClient:
             raise AdminError(
                 f"the daemon speaks schema version {version!r}, this program {SCHEMA_VERSION}",
                 "use the dqplb that was installed with the running daemon, or restart the daemon after an update",
+                status=502,
             )
         return answer
 
@@ -199,6 +206,13 @@ class AdminClient:
         return _parse(self.request("POST", "/v1/reset-peaks"), ResetReport)
 
 
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
 def _parse(answer: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return TypeAdapter(kind).validate_python(answer.get("data"))
@@ -208,4 +222,5 @@ def _parse(answer: Mapping[str, Any], kind: type[T]) -> T:
         raise AdminError(
             f"the daemon's answer is not as expected: {place}: {first['msg']}",
             "use the dqplb that was installed with the running daemon, or restart the daemon after an update",
+            status=502,
         ) from None

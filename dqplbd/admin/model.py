@@ -89,7 +89,8 @@ class ErrorBody(Model):
 class AdminError(Exception):
     """A request that cannot be carried out; raised by the methods of :class:`DaemonView`.
 
-    :ivar status: HTTP status: 404 no such peer, 409 not possible in this state, 400 bad argument, 503 not now.
+    :ivar status: HTTP status: 400 bad argument, 404 no such peer, 409 not possible in this state, 502 an
+        answer that this program does not understand, 503 not now.
     :ivar error: names the thing, its value and what was expected.
     :ivar hint: what to do about it.
     """

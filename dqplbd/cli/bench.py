@@ -28,7 +28,9 @@ SocketOption = Annotated[
         help="Client socket of the daemon. [env: DQPLB_SOCKET; default: /run/dqplbd/client.sock]",
     ),
 ]
-DeviceOption = Annotated[int, typer.Option("--device", min=0, max=7, help="Number of the device.")]
+DeviceOption = Annotated[
+    int, typer.Option("--device", min=0, max=7, help="Number of the device, in the order of `dqplb devices`.")
+]
 
 
 def _transport_failed(error: Exception) -> None:
@@ -36,7 +38,7 @@ def _transport_failed(error: Exception) -> None:
     from dqplbd.client import DqplbError, Status
 
     if isinstance(error, DqplbError) and error.status is Status.DAEMON:
-        fail(f"the daemon: {error.text}", "`systemctl status dqplbd`", EXIT_UNREACHABLE)
+        fail(error.text, "another client socket is named by --client-socket", EXIT_UNREACHABLE)
     broken = isinstance(error, DqplbError) and error.status in (Status.UNREACHABLE, Status.TIMEOUT, Status.PEER_GONE)
     fail(str(error), "`dqplb peers` and `dqplb doctor` may tell why" if broken else "")
 

@@ -168,7 +168,7 @@ def _exposure(daemon: DaemonFacts, host: HostFacts) -> Findings:
             "keep it only on a network where every machine may be trusted",
         )
     if not said:
-        yield "ok", "nothing listens beyond this machine", ""
+        yield "ok", "neither metrics nor plain host-to-host requests are open to other machines", ""
 
 
 # ------------------------------------------------------------------------------------------------------------- limits
@@ -233,7 +233,7 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if not daemon.devices:
         yield "fail", "there is no device", "list at least one under devices"
     elif not bad and not flapped:
-        yield "ok", f"{len(daemon.devices)} devices are up", ""
+        yield "ok", f"{len(daemon.devices)} of {len(daemon.devices)} devices are up", ""
 
 
 def _mtu(daemon: DaemonFacts, host: HostFacts) -> Findings:
@@ -400,7 +400,7 @@ def _unknown(daemon: DaemonFacts, host: HostFacts) -> Findings:
             "wait for the first measurements, or give hosts a location (host.location, classification.topology_file)",
         )
     else:
-        yield "ok", f"all {len(daemon.paths)} paths have a class", ""
+        yield "ok", "every path has a class", ""
 
 
 def _loss(daemon: DaemonFacts, host: HostFacts) -> Findings:

@@ -46,7 +46,12 @@ def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
     else:
         from dqplbd.cli.render import Column, Table, print_table
 
-        columns = [Column("check", style="bold"), Column("result"), Column("found"), Column("what to do")]
+        columns = [
+            Column("check", style="bold"),
+            Column("result"),
+            Column("found", fold=True),
+            Column("what to do", fold=True),
+        ]
         colours = {"warn": "yellow", "fail": "red", "skip": "dim"}
         print_table(
             Table(

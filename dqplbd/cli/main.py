@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dqplbd.cli import bench, clients, config, devices, doctor, paths, peers, probe, reload, status, top
-from dqplbd.cli.common import DEFAULT_SOCKET, EXIT_FAILED, EXIT_UNREACHABLE, SOCKET_ENV, print_error
+from dqplbd.cli.common import DEFAULT_SOCKET, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, SOCKET_ENV, print_error
 
 __all__ = ["app", "main"]
 
@@ -79,7 +79,8 @@ def main() -> None:
             sys.exit(EXIT_UNREACHABLE)
         if isinstance(error, AdminError):
             print_error(error.error, error.hint)
-            sys.exit(EXIT_FAILED)
+            # 400 is an option that the daemon does not know, such as an order to sort by.
+            sys.exit(EXIT_USAGE if error.status == 400 else EXIT_FAILED)
         raise
 
 

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from dqplbd.cli.common import JsonOption, connect, emit_json
+from dqplbd.cli.common import JsonOption, connect, emit_json, print_error
 
 __all__ = ["group", "register"]
 
-group = typer.Typer(help="One path.", no_args_is_help=True, rich_markup_mode=None)
+group = typer.Typer(help="Explain the numbers of one path.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +42,8 @@ def paths(
     if as_json:
         emit_json("paths", found)
         return
+    if not found and (path_class or peer or device):
+        print_error("no path is of that class, peer and device", "`dqplb paths` without options lists all")
     from dqplbd.cli.render import print_table
     from dqplbd.cli.tables import path_table
 
@@ -51,7 +53,7 @@ def paths(
 @group.command("explain")
 def explain(
     context: typer.Context,
-    peer: Annotated[str, typer.Argument(help="host_id of the other end, as in `dqplb peers`.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="host_id of the other end, as in `dqplb peers`.")],
     as_json: JsonOption = False,
 ) -> None:
     """Tell how the numbers of the paths to a host came about: measured, class, each number with formula and limit."""
@@ -70,7 +72,7 @@ def explain(
         if rich is not None:
             rich.print(head, style="bold", markup=False)
             for table in tables:
-                rich.print(renderable(table))
+                rich.print(renderable(table, rich.width))
             rich.print(explanation.summary, markup=False)
         else:
             parts = [head, *("\n".join([table.title, *lines(table)]) for table in tables), explanation.summary]

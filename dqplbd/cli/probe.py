@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def probe(
     context: typer.Context,
-    peer: Annotated[str, typer.Argument(help="host_id of the other end, as in `dqplb peers`.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="host_id of the other end, as in `dqplb peers`.")],
     count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="Probes on each path.")] = 5,
     as_json: JsonOption = False,
 ) -> None:

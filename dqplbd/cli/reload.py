@@ -41,4 +41,4 @@ def reset_peaks(context: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         emit_json("reset-peaks", report)
     else:
-        print(f"peaks of {report.paths} paths start anew")
+        print(f"peaks start anew on {report.paths} path{'' if report.paths == 1 else 's'}")

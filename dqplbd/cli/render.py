@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and lines for people.
 
-On a terminal they are drawn by rich, unless NO_COLOR is set; cells fold, none is cut.  Elsewhere they are plain text in
-columns of as much width as they need: one row a line, for grep and awk.
+On a terminal they are drawn by rich, unless NO_COLOR is set; nothing is cut.  Columns of running text fold.  Where the
+others together are wider than the terminal, a row becomes a block of names and values: a number that is folded over
+several lines cannot be read.  Elsewhere tables are plain text in columns of as much width as they need: one row a line,
+for grep and awk.
 """
 
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,15 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["Column", "Table", "console", "dash", "fancy", "lines", "print_pairs", "print_table"]
 
 NOTHING = "-"
+FOLDED_WIDTH: Final = 20
+"""Least width, in characters, that a column of running text can be read in."""
+_GAP: Final = 3  # blanks that rich leaves beside a column
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its head, how cells are aligned, and a rich style."""
+    """A column: its head, how cells are aligned, a rich style, and whether its cells are running text that may fold."""
 
     head: str
     align: Literal["left", "right"] = "left"
     style: str = ""
+    fold: bool = False
 
 
 Row = Sequence[str]
@@ -80,25 +86,58 @@ def _one_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def renderable(table: Table) -> "RenderableType":
-    """A table as rich draws it."""
+def _fits(table: Table, width: int) -> bool:
+    """Whether all columns find room in ``width`` characters when only those of running text fold."""
+    needed = 1
+    for i, column in enumerate(table.columns):
+        natural = max(len(column.head), *(len(_one_line(row[i])) for row in table.rows), 0)
+        needed += _GAP + (min(natural, FOLDED_WIDTH) if column.fold else natural)
+    return needed <= width
+
+
+def blocks(table: Table, width: int) -> list[list[str]]:
+    """A table for narrow places: for each row its first cell, then the others as ``head cell``, in as few lines of at
+    most ``width`` characters as they take; what is longer than a line gets one of its own."""
+    out = []
+    for row in table.rows:
+        lines_of_row = [_one_line(row[0])]
+        for column, cell in zip(table.columns[1:], row[1:], strict=True):
+            piece = f"{column.head} {_one_line(cell)}"
+            if len(lines_of_row[-1]) + _GAP + len(piece) > width:
+                lines_of_row.append(f"  {piece}")
+            else:
+                lines_of_row[-1] += " " * _GAP + piece
+        out.append(lines_of_row)
+    return out
+
+
+def renderable(table: Table, width: int) -> "RenderableType":
+    """A table as rich draws it on a terminal of ``width`` characters."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    styles = table.styles or {}
+    if table.rows and not _fits(table, width):
+        rows = [Text("\n".join(block), styles.get(i, "")) for i, block in enumerate(blocks(table, width))]
+        for row, drawn_row in zip(table.rows, rows, strict=True):
+            drawn_row.stylize("bold", 0, len(row[0]))
+        return Text("\n").join([Text(table.title, "italic"), *rows] if table.title else rows)
     drawn = RichTable(box=SIMPLE_HEAD, title=table.title or None, title_justify="left", pad_edge=False)
     for column in table.columns:
-        drawn.add_column(column.head, justify=column.align, style=column.style or None, overflow="fold")
+        drawn.add_column(
+            column.head, justify=column.align, style=column.style or None, overflow="fold", no_wrap=not column.fold
+        )
     for i, row in enumerate(table.rows):
-        style = (table.styles or {}).get(i)
-        drawn.add_row(*(Text(_one_line(cell)) for cell in row), style=style)
+        drawn.add_row(*(Text(_one_line(cell)) for cell in row), style=styles.get(i))
     return drawn
 
 
 def print_table(table: Table) -> None:
     """Print a table on standard output."""
     if fancy():
-        console().print(renderable(table))
+        screen = console()
+        screen.print(renderable(table, screen.width))
     else:
         sys.stdout.write("\n".join(lines(table)) + "\n")
 

@@ -192,7 +192,7 @@ def peer_table(peers: Sequence[Peer]) -> Table:
         Column("flows", "right"),
         Column("since", "right"),
         Column("next try", "right"),
-        Column("reason"),
+        Column("reason", fold=True),
     ]
     rows = []
     styles = {}
@@ -296,7 +296,7 @@ def explanation_tables(explanation: Explanation) -> list[Table]:
         columns = [
             Column("number", style="bold"),
             Column("value", "right"),
-            Column("how"),
+            Column("how", fold=True),
             Column("decided by" if topic == "class" else "limited by"),
         ]
         tables.append(Table(columns, [_step_row(step) for step in steps], title=title))
@@ -383,7 +383,7 @@ def bench_tables(report: BenchReport) -> list[Table]:
             Column("outstanding", "right"),
             Column("seconds", "right"),
             Column("throughput", "right"),
-            Column("per second", "right"),
+            Column("bytes a second", "right"),
             Column("content"),
         ]
         rows = [
@@ -395,7 +395,7 @@ def bench_tables(report: BenchReport) -> list[Table]:
                 str(one.outstanding),
                 f"{one.seconds:.3f}",
                 format_rate(one.bytes_per_second * 8),
-                format_bytes(round(one.bytes_per_second)),
+                f"{format_bytes(round(one.bytes_per_second))}/s",
                 "verified" if one.verified else "WRONG",
             )
             for one in report.throughput

@@ -53,10 +53,11 @@ def top(
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=console(), screen=True, auto_refresh=False) as live:
+    screen = console()
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                drawn = [renderable(table) for table in tables if table.rows]
+                drawn = [renderable(table, screen.width) for table in tables if table.rows]
                 live.update(Group(Text(head, "bold"), *drawn), refresh=True)
                 time.sleep(interval)
                 head, tables = _picture(client, rows, sort)

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -89,10 +90,15 @@ def test_usage_is_code_2(ask: Run, arguments: list[str]) -> None:
     assert "Usage" in done.stderr
 
 
-def test_a_refused_request_is_code_1_with_a_hint(ask: Run) -> None:
-    for arguments in (["path", "explain", "nobody"], ["probe", "nobody"], ["paths", "--sort", "colour"]):
+def test_a_refused_request_has_a_hint_and_is_code_2_when_an_option_is_wrong(ask: Run) -> None:
+    for arguments, code in (
+        (["path", "explain", "nobody"], 1),
+        (["probe", "nobody"], 1),
+        (["paths", "--sort", "colour"], 2),
+        (["paths", "--class", "galaxy"], 2),
+    ):
         done = ask(*arguments)
-        assert done.returncode == 1
+        assert done.returncode == code
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 2
         assert arguments[-1] in done.stderr
@@ -200,6 +206,25 @@ def test_what_config_show_prints_can_be_loaded_again(dqplb: Run, tmp_path: Path)
     assert json.loads(done.stdout)["data"]["config"]["profiles"]["gain"] == 1.5
     shown.write_text("nonsense: 1\n")
     assert dqplb("config", "show", "--file", str(shown)).returncode == 78
+
+
+def test_what_is_not_an_admin_socket_is_named(dqplb: Run, tmp_path: Path) -> None:
+    assert "is not a socket" in dqplb("--socket", str(tmp_path), "status").stderr
+    other = tmp_path / "client.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(other))
+        listener.listen()
+        done = dqplb("--socket", str(other), "status")
+    assert done.returncode == 3
+    assert "socket of another kind" in done.stderr
+    assert "admin.socket" in done.stderr
+
+
+def test_no_path_of_that_peer_is_said(ask: Run, ask_json: AskJson) -> None:
+    done = ask("paths", "--peer", "nobody")
+    assert done.returncode == 0
+    assert "no path is of that" in done.stderr
+    assert ask_json("paths", "paths", "--peer", "nobody") == []
 
 
 def test_config_schema_describes_every_section(dqplb: Run) -> None:
