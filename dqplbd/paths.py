@@ -201,6 +201,9 @@ class Paths:
         """Put another configuration in force; running VCs get what changes for them."""
         old, self._config, self._locations = self._config, config, locations
         self._policies()
+        bursts = config.probing.active_bandwidth
+        no_bursts = old.probing.active_bandwidth.enabled and not bursts.enabled
+        probing_changed = old.probing.model_copy(update={"active_bandwidth": bursts}) != config.probing
         for host_id, paths in list(self._by_host.items()):
             location, source = self._locate(host_id)
             link = emulated_link(config, host_id)
@@ -219,8 +222,10 @@ class Paths:
                     rtt = path.estimator.rtt_min_ns
                     if rtt is not None and path.windows and path.host_id != config.host.host_id:
                         next_rtt_class(path.classifier, rtt, self._class_policy)
-                if old.probing != config.probing:
+                if probing_changed:
                     path.estimator = self._estimator()
+                elif no_bursts:
+                    path.estimator.forget_bursts()
                 path.dirty = True
         for change in self._table.reload(self._profile_policy, config.profiles.push_change):
             self._push(change)

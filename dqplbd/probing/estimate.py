@@ -335,6 +335,10 @@ class PathEstimator:
         """The result of a bandwidth burst, bits of payload a second, > 0."""
         self._bursts.append(rate_bps)
 
+    def forget_bursts(self) -> None:
+        """Bursts are no longer wanted: what they found counts no more."""
+        self._bursts.clear()
+
     @property
     def burst_bps(self) -> int | None:
         """Highest result of the last bursts; None while there were none."""
@@ -356,7 +360,7 @@ class PathEstimator:
 
     def reset(self) -> None:
         """Forget round trips and bursts, for a path that is known to have changed; warm-up is not repeated."""
-        self._bursts.clear()
+        self.forget_bursts()
         self._closed.clear()
         self._unloaded_windows.clear()
         self._base = None

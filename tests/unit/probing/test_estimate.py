@@ -319,5 +319,9 @@ def test_the_best_of_the_last_bursts_is_a_goodput() -> None:
     estimator.add_goodput(10 * MS, 1000)
     estimate = estimator.estimate()
     assert (estimate.goodput_bps, estimate.burst_bps) == (800_000, 600)
-    estimator.reset()
+    estimator.forget_bursts()
     assert estimator.estimate().burst_bps is None
+    assert estimator.goodput_bps == 800_000
+    estimator.add_burst(10**6)
+    estimator.reset()
+    assert estimator.goodput_bps == 800_000, "the path is another one now"
