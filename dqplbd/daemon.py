@@ -166,7 +166,10 @@ class Daemon:
             await self._start()
         except (OSError, LockError, EngineError) as error:
             await self._cleanup.aclose()
-            raise StartError(str(error)) from error
+            text = str(error)
+            if isinstance(error, OSError) and error.strerror is not None and error.filename is None:
+                text = error.strerror  # without "[Errno 2]", which helps nobody beside the text
+            raise StartError(text) from error
         except BaseException:
             await self._cleanup.aclose()
             raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from dqplbd.admin.model import Client, Device, DoctorFinding, Path, PathClass, Peer, Status
+from dqplbd.config.types import is_loopback, split_host_port
 from dqplbd.units import format_bytes, format_ns, format_rate
 
 __all__ = ["CHECKS", "DaemonFacts", "Facts", "HostFacts", "Interface", "RdmaDevice", "run_checks"]
@@ -236,6 +237,26 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
         yield "ok", f"{len(daemon.devices)} of {len(daemon.devices)} devices are up", ""
 
 
+def _addresses(daemon: DaemonFacts, host: HostFacts) -> Findings:
+    beyond = [
+        peer.host_id or peer.address
+        for peer in daemon.peers
+        if peer.source != "self" and peer.address is not None and not is_loopback(split_host_port(peer.address)[0])
+    ]
+    inside = [f"{device.name} ({device.address})" for device in daemon.devices if _loopback(device.address)]
+    api = daemon.status.api_address
+    if api is not None and is_loopback(split_host_port(api)[0]):
+        inside.append(f"the host-to-host API ({api})")
+    if beyond and inside:
+        yield (
+            "warn",
+            f"other machines cannot reach {_list(inside)}, yet {_list(beyond)} is one",
+            "set devices[].address and peers.listen to addresses of this host that its peers can reach",
+        )
+    else:
+        yield "ok", "devices and host-to-host API listen where the peers can reach them", ""
+
+
 def _mtu(daemon: DaemonFacts, host: HostFacts) -> Findings:
     said = False
     mtus = {(peer.host_id, device.name): device.mtu_bytes for peer in daemon.peers for device in peer.devices}
@@ -262,7 +283,7 @@ def _mtu(daemon: DaemonFacts, host: HostFacts) -> Findings:
         said = True
         yield (
             "warn",
-            f"small MTU: {_list(small)}; headers take about 5 % of the rate",
+            f"small MTU: {_list(small)}; headers take about 6 % of the rate",
             f"an MTU of {JUMBO_MTU} or 9000 on hosts and switches",
         )
     if not said:
@@ -591,6 +612,7 @@ _DAEMON_CHECKS: Final[dict[str, DaemonCheck]] = {
     "memlock": _memlock,
     "cpus": _cpus,
     "devices": _devices,
+    "addresses": _addresses,
     "rdma-devices": _rdma,
     "mtu": _mtu,
     "peers": _peers,

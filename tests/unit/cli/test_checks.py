@@ -122,6 +122,28 @@ TROUBLE: list[tuple[str, str, str, Callable[["SampleView"], Facts]]] = [
     ("devices", "warn", "tcp0 (5 times)", lambda v: facts(v, devices=[v.device("tcp0", 0, downs=5)])),
     ("devices", "fail", "no device", lambda v: facts(v, devices=[])),
     (
+        "addresses",
+        "warn",
+        "other machines cannot reach tcp0 (127.0.0.1:4000), yet far1 is one",
+        lambda v: facts(
+            v,
+            devices=[v.device("tcp0", 0, address="127.0.0.1:4000")],
+            status=v.status().model_copy(update={"api_address": "10.0.0.5:7471"}),
+            peers=[Peer(host_id="far1", source="static", state="up", address="10.0.0.7:7471")],
+        ),
+    ),
+    (
+        "addresses",
+        "warn",
+        "the host-to-host API (127.0.0.1:7471)",
+        lambda v: facts(
+            v,
+            devices=[v.device("tcp0", 0, address="10.0.0.5:4000")],
+            status=v.status().model_copy(update={"api_address": "127.0.0.1:7471"}),
+            peers=[Peer(host_id="far1", source="learned", state="up", address="10.0.0.7:7471")],
+        ),
+    ),
+    (
         "rdma-devices",
         "warn",
         "mlx5_0 is in sysfs, but cannot be opened: EPERM",
