@@ -12,6 +12,7 @@ A descriptor that comes with a datagram is closed when the request is done, what
 import array
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dqplbd.clients.quota import Quota, QuotaError
+from dqplbd.clients.room import RoomError, RoomKeeper
 from dqplbd.config.models import ClientsConfig
 from dqplbd.engine.engine import (
     DEFAULT_RING_ENTRIES,
@@ -140,6 +142,7 @@ class ClientServer:
         self._internal = internal
         self._config = config
         self._quota = Quota(config)
+        self._room = RoomKeeper()
         self._devices = devices
         self._drain_events = drain_events
         self._clock = clock
@@ -466,7 +469,14 @@ class ClientServer:
     def _allocate(self, client: int, request: ClientRequest) -> tuple[int, int, int]:
         if request.arg1 > 1:
             raise EngineError(22, f"MEM_ALLOC with arg1 {request.arg1}; expected 0, or 1 for staging")
-        return self._engine.mem_alloc(client, request.arg0, staging=request.arg1 == 1)
+        size, staging = request.arg0, request.arg1 == 1
+        if size > self._config.max_memory_bytes:
+            return self._engine.mem_alloc(client, size, staging=staging)  # it says best why not
+        try:
+            with self._room.take(size):
+                return self._engine.mem_alloc(client, size, staging=staging)
+        except RoomError as error:
+            raise EngineError(errno.ENOMEM, str(error)) from None
 
     def _allocated(self, connection: _Connection, request: ClientRequest, result: tuple[int, int, int]) -> _Reply:
         memory, fd, mapped = result

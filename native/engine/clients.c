@@ -277,6 +277,7 @@ void eng_client_settle(struct dq_engine *e, struct eng_client *c)
 		return;
 	epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, c->eventfd, NULL);
 	munmap(c->map, c->map_bytes);
+	e->mem_bytes -= c->map_bytes;
 	close(c->memfd);
 	close(c->eventfd);
 	dq_slab_free(&e->clients, id);
@@ -316,7 +317,13 @@ static void client_add(struct dq_engine *e, void *arg)
 	struct client_args *a = arg;
 	struct epoll_event ev = { .events = EPOLLIN | EPOLLET };
 	struct eng_client *c;
-	uint32_t id = dq_slab_alloc(&e->clients);
+	uint32_t id;
+	if (a->bytes > a->max_mem) {
+		a->rc = eng_error(a->err, -EDQUOT, "client %s: rings of %u entries take %zu bytes, its quota is %llu: ask for a smaller "
+				  "ring, or raise clients.max_memory_bytes", a->name, a->entries, a->bytes, (unsigned long long)a->max_mem);
+		return;
+	}
+	id = dq_slab_alloc(&e->clients);
 	if (id == DQ_NONE) {
 		a->rc = eng_error(a->err, -EUSERS, "client %s: %u clients are attached already: raise clients.max_clients", a->name, e->clients.limit);
 		return;
@@ -346,6 +353,8 @@ static void client_add(struct dq_engine *e, void *arg)
 		dq_slab_free(&e->clients, id);
 		return;
 	}
+	c->mem_bytes = a->bytes;
+	e->mem_bytes += a->bytes;
 	*a->id = id;
 }
 

@@ -91,7 +91,7 @@ static void mem_reserve(struct dq_engine *e, void *arg)
 		a->rc = eng_error(a->err, -ENOENT, "memory: no client %u", a->client);
 	else if (c->mem_bytes + a->mapped > c->max_mem_bytes)
 		a->rc = eng_error(a->err, -EDQUOT, "memory: %llu bytes asked for, client %s has %llu of its quota of %llu bytes: free some, "
-				  "or raise clients.max_memory", (unsigned long long)a->mapped, c->name,
+				  "or raise clients.max_memory_bytes", (unsigned long long)a->mapped, c->name,
 				  (unsigned long long)c->mem_bytes, (unsigned long long)c->max_mem_bytes);
 }
 
