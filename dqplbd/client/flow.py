@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _U64 = 1 << 64
+#: Closing what is no longer, or never was, of this process: its daemon is gone, or it is a child after a fork.
+_NOTHING_LEFT = (lib.DQPLB_ERR_DAEMON, lib.DQPLB_ERR_FORKED)
 
 
 class Flow:
@@ -131,7 +133,7 @@ class Flow:
             return
         self._context.remove_flow(self)
         status = lib.dqplb_flow_close(pointer)
-        if status != lib.DQPLB_ERR_DAEMON:  # a flow of a daemon that is gone is closed
+        if status not in _NOTHING_LEFT:
             check(status)
 
     def forget(self) -> None:
@@ -183,7 +185,7 @@ class Listener:
             return
         self._context.remove_listener(self)
         status = lib.dqplb_listener_close(pointer)
-        if status != lib.DQPLB_ERR_DAEMON:
+        if status not in _NOTHING_LEFT:
             check(status)
 
     def forget(self) -> None:
