@@ -218,7 +218,7 @@ static void floods_its_ring(void **state)
 {
 	struct client bad;
 	(void)state;
-	client_attach(&bad, &p.a, "bad", 65536, 1u << 20, 20);
+	client_attach(&bad, &p.a, "bad", 65536, 16u << 20, 20);
 	for (int round = 0; round < 10; round++) {
 		struct dq_completion c;
 		struct dq_submission s = { .op = DQ_OP_NOTIFY, .flow = 9 };
