@@ -75,6 +75,7 @@ test-native: $(DEPS)
 	@$(LOCKED) bash -euo pipefail -c ' \
 	setup() { [ -f "$$1/build.ninja" ] || $(MESON) setup "$$1" -Dpython=false -Dtests=true -Db_sanitize="$$2" > "$$1.log" || { cat "$$1.log"; exit 1; }; }; \
 	compile() { $(MESON) compile -C "$$1" -j $(JOBS) > "$$1.log" || { cat "$$1.log"; exit 1; }; }; \
+	echo "building the C tests, twice: for the address and undefined sanitizers, and for the thread sanitizer"; \
 	setup build/asan address,undefined; compile build/asan; \
 	setup build/tsan thread; compile build/tsan'
 	@echo "C tests, address and undefined sanitizers"
@@ -84,6 +85,7 @@ test-native: $(DEPS)
 
 test-python: $(INSTALLED)
 	@scripts/setup.sh test >/dev/null
+	@echo "Python tests: whole daemons first, which take minutes, then units"
 	@$(PY) -m pytest -q $(ARGS)
 
 lint: $(DEPS) ## check style, types and licence lines
@@ -97,10 +99,11 @@ bench: ## measure against the references, print the table, write build/bench.jso
 	@$(MAKE) $(INSTALLED)
 	@$(PY) tests/bench/run.py $(ARGS)
 
-docs: $(INSTALLED) ## write docs/configuration.md again from the configuration models
+docs: $(INSTALLED) ## write docs/configuration.md and docs/metrics.md again from the models and the catalogue
 	@mkdir -p docs build
 	@$(PY) -m dqplbd.config_reference > build/configuration.md
-	@mv build/configuration.md docs/configuration.md
+	@$(PY) -m dqplbd.metrics.reference > build/metrics.md
+	@mv build/configuration.md build/metrics.md docs/
 
 clean: ## remove everything built
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,7 +7,7 @@ __all__ = ["reference"]
 
 _HEAD = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
-<!-- Made by `python -m dqplbd.metrics.reference`: change the catalogue instead. -->
+<!-- Written from dqplbd/metrics/catalogue.py by `make docs`; changes made here are lost. -->
 # Metrics
 
 `dqplbd` serves Prometheus metrics at `http://127.0.0.1:9471/metrics` (keys `metrics.address` and `metrics.port`), and
