@@ -64,7 +64,10 @@ def let_windows_pass(cluster: Cluster, wait_until: WaitUntil) -> None:
 
 def test_a_rate_guessed_too_low_rises_to_that_of_the_link(make_cluster: MakeCluster, wait_until: WaitUntil) -> None:
     rate = 100 * MBIT
-    cluster = start(make_cluster, fabric("10Mbit/s", {"delay_ns": "10ms", "rate_bps": rate}))
+    config = fabric("10Mbit/s", {"delay_ns": "10ms", "rate_bps": rate})
+    # Goodput of all traffic is then looked at every half second, of which bursts fill a small part.
+    config["probing"]["window_s"] = 2
+    cluster = start(make_cluster, config)
     first = wait_until(measured(cluster), "b is measured")
     if not first.estimate.bursts_ok:
         assert first.profile.rate_bps <= 10 * MBIT
