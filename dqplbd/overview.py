@@ -79,11 +79,8 @@ class Overview:
         if daemon.fault:
             reasons.append(daemon.fault)
         if daemon.reload_problems:
-            first = daemon.reload_problems[0]
-            where = first.file if first.line is None else f"{first.file}:{first.line}"
             reasons.append(
-                f"the last reload was refused: {where}: {first.problem}; expected {first.expected}; "
-                "the old configuration is in force"
+                f"the last reload was refused, the old configuration is in force: {daemon.reload_problems[0].text()}"
             )
         if daemon.peers is not None and daemon.peers.dns_error:
             reasons.append(daemon.peers.dns_error)

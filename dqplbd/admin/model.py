@@ -125,6 +125,13 @@ class ConfigProblem(Model):
     expected: str
     action: str = ""
 
+    def text(self) -> str:
+        """All of it but what to do, in one line."""
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        key = f"{self.key}: " if self.key else ""
+        value = f" (value {self.value})" if self.value is not None and self.value not in self.problem else ""
+        return f"{place}: {key}{self.problem}{value}; expected {self.expected}"
+
 
 class ConfigState(Model):
     """Which configuration is in force."""

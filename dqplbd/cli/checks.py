@@ -137,8 +137,7 @@ def _version(daemon: DaemonFacts, host: HostFacts) -> Findings:
 def _reload(daemon: DaemonFacts, host: HostFacts) -> Findings:
     config = daemon.status.config
     if not config.last_reload_ok:
-        first = config.problems[0] if config.problems else None
-        what = f": {first.file}:{first.line or '?'}: {first.key}: {first.problem}" if first else ""
+        what = f": {config.problems[0].text()}" if config.problems else ""
         yield (
             "warn",
             f"the last reload was refused, the old configuration is in force{what}",

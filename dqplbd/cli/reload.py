@@ -25,11 +25,7 @@ def reload(context: typer.Context, as_json: JsonOption = False) -> None:
             print(f"not in force before a restart: {', '.join(report.restart_needed)}")
     else:
         for problem in report.problems:
-            place = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
-            value = f" (value {problem.value})" if problem.value is not None else ""
-            print_error(
-                f"{place}: {problem.key}: {problem.problem}{value}; expected {problem.expected}", problem.action
-            )
+            print_error(problem.text(), problem.action)
         print_error("the old configuration stays in force")
     if not report.ok:
         raise typer.Exit(EXIT_CONFIG)

@@ -117,7 +117,7 @@ def status_pairs(status: Status) -> list[tuple[str, str]]:
             + ("" if config.last_reload_ok else " (the last reload was REFUSED, the old configuration is in force)"),
         ),
     ]
-    pairs += [("", f"{p.file}:{p.line or '?'}: {p.key}: {p.problem}; expected {p.expected}") for p in config.problems]
+    pairs += [("", problem.text()) for problem in config.problems]
     if config.restart_needed:
         pairs.append(("restart for", ", ".join(config.restart_needed)))
     pairs += [

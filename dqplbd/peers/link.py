@@ -153,7 +153,9 @@ class ApiServer:
             await self._runner.cleanup()
             self._runner = None
             raise OSError(
-                error.errno, f"host-to-host API cannot listen at {listen}: {error.strerror or error}"
+                error.errno,
+                f"host-to-host API cannot listen at {listen}: {error.strerror or error}; expected a free address of "
+                "this host: change peers.listen, or stop what listens there",
             ) from error
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
