@@ -41,12 +41,19 @@ void eng_vc_touch(struct dq_engine *e, struct eng_vc *vc)
 
 /* --- what the core asks for -------------------------------------------------------------------------------------- */
 
+/* What a post function returned for `wanted` pieces of work. */
+static void check_posted(struct eng_vc *vc, int n, unsigned wanted, const char *what)
+{
+	/* -EIO: the QP has failed meanwhile. Its DQ_WC_FAILED is due and knows why: mostly that the peer is gone, which is no
+	 * fault of this device. */
+	if (n != (int)wanted && n != -EIO)
+		eng_vc_fail(vc->engine, vc, DQ_ERR_DEVICE, "device %s: posting %u %s: %s", vc->engine->devices[vc->device].name, wanted, what,
+			    n < 0 ? strerror(-n) : "queue depth exceeded");
+}
+
 static void flush(struct eng_vc *vc, struct eng_qp *q)
 {
-	int n = provider_of(vc)->post_write(q->qp, q->batch, q->pending);
-	if (n != (int)q->pending)
-		eng_vc_fail(vc->engine, vc, DQ_ERR_DEVICE, "device %s: posting %u writes on a data QP: %s", vc->engine->devices[vc->device].name,
-			    q->pending, n < 0 ? strerror(-n) : "queue depth exceeded");
+	check_posted(vc, provider_of(vc)->post_write(q->qp, q->batch, q->pending), q->pending, "writes on a data QP");
 	q->pending = 0;
 }
 
@@ -76,11 +83,8 @@ static void op_post_control(void *user, struct dq_vc *core, void *buffer, uint32
 	struct eng_vc *vc = user;
 	uint64_t offset = (uint64_t)((uint8_t *)buffer - vc->buffers);
 	struct dq_send s = { .wr_id = offset / DQ_CONTROL_BYTES, .mem = vc->buffers_mem, .offset = offset, .len = bytes };
-	int n = provider_of(vc)->post_send(vc->qps[0].qp, &s, 1);
 	(void)core;
-	if (n != 1)
-		eng_vc_fail(vc->engine, vc, DQ_ERR_DEVICE, "device %s: posting on the control QP: %s", vc->engine->devices[vc->device].name,
-			    n < 0 ? strerror(-n) : "queue depth exceeded");
+	check_posted(vc, provider_of(vc)->post_send(vc->qps[0].qp, &s, 1), 1, "control packets");
 }
 
 static void op_done(void *user, struct dq_vc *core, const struct dq_done *d)
@@ -193,11 +197,10 @@ static void vc_up(struct dq_engine *e, struct eng_vc *vc)
 	eng_vc_touch(e, vc);
 }
 
-static void post_receive(struct dq_engine *e, struct eng_vc *vc, uint32_t buffer)
+static void post_receive(struct eng_vc *vc, uint32_t buffer)
 {
 	struct dq_recv r = { .wr_id = buffer, .mem = vc->buffers_mem, .offset = (uint64_t)buffer * DQ_CONTROL_BYTES, .len = DQ_CONTROL_BYTES };
-	if (provider_of(vc)->post_recv(vc->qps[0].qp, &r, 1) != 1)
-		eng_vc_fail(e, vc, DQ_ERR_DEVICE, "device %s: posting a control receive failed", e->devices[vc->device].name);
+	check_posted(vc, provider_of(vc)->post_recv(vc->qps[0].qp, &r, 1), 1, "control receives");
 }
 
 static void completion(struct dq_engine *e, struct eng_vc *vc, const struct dq_wc *w, const struct eng_qp *q)
@@ -232,7 +235,7 @@ static void completion(struct dq_engine *e, struct eng_vc *vc, const struct dq_w
 			return;
 		rc = dq_vc_control_in(&vc->core, vc->buffers + w->wr_id * DQ_CONTROL_BYTES, w->len, e->now_ns);
 		if (!rc) {
-			post_receive(e, vc, (uint32_t)w->wr_id);
+			post_receive(vc, (uint32_t)w->wr_id);
 			dq_vc_control_posted(&vc->core);
 		}
 		break;
