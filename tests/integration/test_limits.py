@@ -467,6 +467,7 @@ def test_an_idle_daemon_with_eight_peers_uses_next_to_nothing(nine: Cluster, wai
     after, end = view.status().process, time.monotonic()
     share = (after.cpu_seconds - before.cpu_seconds) / (end - begin)
     print(f"idle with 8 peers: {share:.2%} of a core, {after.rss_bytes / MIB:.0f} MiB resident")
-    assert after.rss_bytes < 100 * MIB
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+        assert after.rss_bytes < 100 * MIB
     # The target is 1 %; the machine may be busy with other things, and the questions above cost something too.
     assert share < 0.05
