@@ -511,7 +511,7 @@ class Paths:
                         samples.append(await queue.get())
         finally:
             path.watchers.discard(queue.put_nowait)
-            if not any(other.watchers for other in self._paths.values()):
+            if not any(other.watchers for other in self._paths.values() if other.device is path.device):
                 loop.remove_reader(prober.fileno())
         return samples
 
@@ -604,6 +604,7 @@ class Paths:
             host_id=path.host_id,
             active_peers=len(users) + (path.host_id not in users),
             goodput_bps=path.estimator.goodput_bps,
+            host_delay_ns=self._host_delay(path),
             max_qps=limits.qps if limits is not None else None,
             queue_depth=limits.depth if limits is not None else None,
             max_segment_bytes=limits.segment_bytes if limits is not None else None,
@@ -653,6 +654,18 @@ class Paths:
             self._push(change)
         elif not path.noise_ns / _NOISE_CHANGE <= noise <= path.noise_ns * _NOISE_CHANGE:
             self._push(Change(path.key, None, self._table.profile(path.key)))
+
+    def _host_delay(self, path: Path) -> int:
+        """What the hosts at both ends add to a round trip of data.
+
+        Where software acknowledges, it has to be woken for it, like the probers; over an emulated link times are
+        computed, and a NIC does not sleep.
+        """
+        told = path.device.info.noise_ns if path.device.info is not None else 0
+        if not told or not path.link.none or not path.prober_delays:
+            return 0
+        own = quantile(sorted(path.prober_delays), 0.5)
+        return min(own + quantile(sorted(path.responder_delays), 0.5), told)
 
     def _noise(self, path: Path) -> int:
         """Error of completion times that is not the path's doing.

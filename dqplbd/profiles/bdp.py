@@ -8,7 +8,8 @@ For a path with round trip time *RTT* and a gain *g* (1.25 by default):
    it: link rates of software devices are guesses, and what got through can get through.  Since a window of ``g * BDP``
    lets a little more through than the rate it was made for, a rate guessed too low rises until the path is full.
    The cap of the class, if there is one, holds in any case.
-2. ``BDP = rate * RTT``: bytes under way when the path is just full.
+2. ``BDP = rate * RTT``: bytes under way when the path is just full.  Where software acknowledges (tcp), what it takes
+   the hosts to wake up belongs to that round trip, though not to the network's.
 3. Segment ``S``: the power of two nearest to ``sqrt(g * BDP * 32 KiB)``, within the configured limits.  What a
    segment costs is paid W/S times; burst, granularity of the window and tail latency grow with S; the sum of a term in
    W/S and one in S is smallest where S goes with the square root of W.  The constant makes a segment W/4 of 512 KiB,
@@ -105,6 +106,8 @@ class PathInputs(NamedTuple):
     :ivar queue_depth: segments a queue pair can hold, agreed with the peer; None before that.
     :ivar max_segment_bytes: segment size agreed with the peer; None before that.
     :ivar goodput_bps: highest payload rate that the path was seen to carry lately; None when it carried nothing.
+    :ivar host_delay_ns: what the hosts at both ends add to the round trip of a segment, >= 0: where software and not a
+        NIC acknowledges, its wake-ups; 0 for hardware.
     """
 
     path_class: PathClass
@@ -121,6 +124,7 @@ class PathInputs(NamedTuple):
     queue_depth: int | None = None
     max_segment_bytes: int | None = None
     goodput_bps: int | None = None
+    host_delay_ns: int = 0
 
 
 class Pin(NamedTuple):
@@ -355,6 +359,7 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         depth,
         max_segment,
         goodput,
+        host_delay,
     ) = inputs
     klass = policy.classes[path_class]
     pin = klass.pin
@@ -378,7 +383,7 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         cap = cap * mtu // (mtu + header) or 1
         if cap < rate:
             rate, rate_by = cap, _CLASS
-    bdp = -(-rate * rtt // _BITS_NS)
+    bdp = -(-rate * (rtt + host_delay) // _BITS_NS)
 
     low, high = policy.window_min_bytes, klass.window_max_bytes
     target = int(policy.gain * bdp)
@@ -523,12 +528,10 @@ def explain_profile(inputs: PathInputs, policy: ProfilePolicy) -> Explanation:
     elif profile.rate_by is Limiter.CLASS:
         rate_text += f", at most the class's {format_rate(klass.rate_cap_bps or 0)} x {wire}"
     add("rate_bps", format_rate(profile.rate_bps), rate_text, profile.rate_by)
-    add(
-        "bdp_bytes",
-        format_bytes(profile.bdp_bytes),
-        f"{format_rate(profile.rate_bps)} x {format_ns(rtt)} / 8",
-        None,
-    )
+    trip = format_ns(rtt)
+    if inputs.host_delay_ns:
+        trip = f"({trip} + {format_ns(inputs.host_delay_ns)} until the hosts at both ends wake up)"
+    add("bdp_bytes", format_bytes(profile.bdp_bytes), f"{format_rate(profile.rate_bps)} x {trip} / 8", None)
 
     target = int(policy.gain * profile.bdp_bytes)
     base = pin.window_bytes

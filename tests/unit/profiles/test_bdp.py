@@ -113,6 +113,16 @@ def test_a_window_of_few_segments_leaves_no_pauses(gbit: int, rtt_us: int) -> No
     assert profile.window_bytes >= profile.bdp_bytes + profile.segment_bytes
 
 
+def test_the_window_covers_the_wake_up_of_software() -> None:
+    network = compute_profile(path("host", 1, 10), DEFAULT)
+    software = compute_profile(path("host", 1, 10, host_delay_ns=499 * US), DEFAULT)
+    assert software.rtt_ns == network.rtt_ns == 1 * US
+    assert software.bdp_bytes == compute_profile(path("host", 500, 10), DEFAULT).bdp_bytes
+    assert software.window_bytes > network.window_bytes
+    formula = explain_profile(path("host", 1, 10, host_delay_ns=499 * US), DEFAULT).why["bdp_bytes"].formula
+    assert "499us until the hosts" in formula
+
+
 def test_incast_bounds_the_window_by_the_buffer() -> None:
     # 64 MB, alpha 1/2, 16 senders: 1.33 MB each, under the BDP at 56 us.
     profile = compute_profile(path("zone", 56), policy("profiles: {incast: {zone: 16}}"))
@@ -213,6 +223,7 @@ INPUTS = st.builds(
     st.none() | st.integers(1, 4096),
     st.none() | st.integers(64 * KIB, 16 * MIB),
     st.none() | st.integers(1, 10**13),
+    st.integers(0, 10**8),
 )
 POWERS = st.integers(12, 24).map(lambda e: 1 << e)
 
