@@ -386,13 +386,14 @@ class Daemon:
 
     async def _shut_down(self) -> None:
         self.stopping = True
+        if self.clients is not None:
+            self.clients.stop_accepting()
         self._notifier.stopping("draining")
         log.info("stopping")
         try:
             if self.bursts is not None:
                 await self.bursts.stop()
             if self.clients is not None:
-                self.clients.stop_accepting()
                 await self._drain_clients()
         finally:
             for task in list(self._tasks):
