@@ -14,7 +14,6 @@ import socket
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -698,11 +697,11 @@ def test_a_hundred_attaches_leave_nothing(make_cluster: MakeCluster, wait_until:
         turn()
     wait_until(lambda: admin(cluster, "a").status().engine.clients == 0, "all are gone")
     start = admin(cluster, "a").status().process
-    begun = time.monotonic()
     for _ in range(100):
         turn()
     wait_until(lambda: admin(cluster, "a").status().engine.clients == 0, "all are gone")
     now = admin(cluster, "a").status().process
     assert now.open_fds == start.open_fds
-    # An engine that kept 4 KiB a client would show here.
-    assert now.rss_bytes < start.rss_bytes + 4 * MIB, time.monotonic() - begun
+    # An engine that kept 40 KiB a client would show here. (The address sanitizer keeps what was freed.)
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+        assert now.rss_bytes < start.rss_bytes + 4 * MIB
