@@ -27,10 +27,10 @@ SOURCES := $(shell find dqplbd native systemd meson.build meson.options pyprojec
 FILE ?=
 KEEP ?=
 
-.PHONY: help setup install demo test test-native test-python lint bench docs clean distclean
+.PHONY: help setup install demo test test-native test-python test-sanitized lint bench docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Variables: PYTHON=python3.12 (interpreter), JOBS=N (build jobs), demo: FILE=PATH KEEP=1, test: ARGS='-k word'"
 
@@ -82,6 +82,22 @@ test-native: $(DEPS)
 	@$(MESON) test -C build/asan --no-rebuild --print-errorlogs --num-processes $(JOBS) | grep -v -e '^$$' -e '^Full log' -e 'Entering directory'
 	@echo "C tests with threads, thread sanitizer"
 	@$(MESON) test -C build/tsan --no-rebuild --print-errorlogs --num-processes $(JOBS) --suite threaded $(NO_ASLR) | grep -v -e '^$$' -e '^Full log' -e 'Entering directory'
+
+# Whole daemons with the native parts under the sanitizers. Leaks are the C tests' concern: the interpreter has its own.
+# The complete program of the documentation is built by a compiler that cannot run with the sanitizer in its process.
+SANITIZED := build/sanitized
+test-sanitized: $(DEPS) ## run the integration tests on daemons under the address and undefined sanitizers (ARGS=...)
+	@scripts/setup.sh test >/dev/null
+	@mkdir -p build && [ -x $(SANITIZED)/bin/python ] || $(VENV)/bin/python -m venv --without-pip $(SANITIZED)
+	@$(VENV)/bin/python -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+	> "$$($(SANITIZED)/bin/python -c 'import site; print(site.getsitepackages()[0])')/environment.pth"
+	@echo "building with the address and undefined sanitizers into $(SANITIZED)"
+	@$(LOCKED) env $(IN_VENV) $(VENV)/bin/python -m pip --python $(SANITIZED)/bin/python --disable-pip-version-check -qq install \
+		--no-build-isolation --no-deps --force-reinstall -Cbuild-dir=build/sanitized-wheel -Csetup-args=-Db_lundef=false \
+		-Csetup-args=-Db_sanitize=address,undefined -Ccompile-args=-j$(JOBS) .
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 \
+	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 $(SANITIZED)/bin/python -P -m pytest -q tests/integration \
+		-k "not complete_program" $(ARGS)
 
 test-python: $(INSTALLED)
 	@scripts/setup.sh test >/dev/null
