@@ -238,7 +238,7 @@ class Overview:
     # -- peers
 
     def peers(self) -> list[model.Peer]:
-        """All known peers, this host first."""
+        """All known peers by name, this host first, those whose name is not known yet last."""
         daemon = self._daemon
         own = daemon.own_hello()
         mine = daemon.paths.of_host(own.host_id)
@@ -268,7 +268,8 @@ class Overview:
             )
         ]
         now = time.monotonic()
-        return result + [self._peer(peer, now) for peer in daemon.directory]
+        others = sorted(daemon.directory, key=lambda peer: (peer.host_id is None, peer.host_id or peer.address or ""))
+        return result + [self._peer(peer, now) for peer in others]
 
     def _peer(self, peer: Peer, now: float) -> model.Peer:
         paths = self._daemon.paths.of_host(peer.host_id) if peer.host_id is not None else []

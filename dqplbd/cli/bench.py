@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``dqplb bench``."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,11 @@ group = typer.Typer(
 )
 
 HANDLE_BYTES = 128
+# What is measured unless the options say otherwise: so much, but no longer than that.
+_MESSAGES = 32
+_THROUGHPUT_S = 10.0
+_ROUNDS = 1000
+_LATENCY_S = 5.0
 
 SocketOption = Annotated[
     str | None,
@@ -31,6 +37,11 @@ SocketOption = Annotated[
 DeviceOption = Annotated[
     int, typer.Option("--device", min=0, max=7, help="Number of the device, in the order of `dqplb devices`.")
 ]
+
+
+def _absolute(path: str | None) -> str | None:
+    """A socket as the library wants it: named so that it is the same wherever it is opened from."""
+    return None if path is None else os.path.abspath(path)
 
 
 def _transport_failed(error: Exception) -> None:
@@ -63,7 +74,7 @@ def serve(
             print(handle.hex(), flush=True)
 
     try:
-        bench.serve(client_socket, publish, once=once, device=device)
+        bench.serve(_absolute(client_socket), publish, once=once, device=device)
     except KeyboardInterrupt:
         pass
     except (DqplbError, bench.BenchError, TimeoutError, OSError) as error:
@@ -110,12 +121,20 @@ def run(
     ] = None,
     device: DeviceOption = 0,
     message: Annotated[str, typer.Option("--message", help="Size of a message.")] = "64MiB",
-    count: Annotated[int, typer.Option("--count", min=1, help="Messages.")] = 32,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", min=1, help="Messages. By default up to 32, as many as take about 10 s."),
+    ] = None,
     outstanding: Annotated[int, typer.Option("--outstanding", min=1, help="Messages of a flow under way.")] = 2,
     flows: Annotated[int, typer.Option("--flows", min=1, help="Flows.")] = 1,
     memory: Annotated[str, typer.Option("--memory", help="shim (not copied), staged (copied), or both.")] = "both",
     latency_bytes: Annotated[int, typer.Option("--latency-bytes", min=1, help="Size of a ping-pong message.")] = 64,
-    rounds: Annotated[int, typer.Option("--rounds", min=0, help="Ping-pongs; 0 for none.")] = 1000,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", min=0, help="Ping-pongs; 0 for none. By default up to 1000, as many as take about 5 s."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure throughput and latency against the far end."""
@@ -132,11 +151,12 @@ def run(
     except UnitError as error:
         fail(f"--message: {error.problem}", error.expected, EXIT_USAGE)
     tests = []
+    messages = max(_MESSAGES if count is None else count, flows)
     if memory in ("shim", "both"):
-        tests.append(bench.ThroughputTest(size, max(count, flows), outstanding, flows, "shim"))
+        tests.append(bench.ThroughputTest(size, messages, outstanding, flows, "shim"))
     if memory in ("staged", "both"):
-        tests.append(bench.ThroughputTest(size, max(count, flows), outstanding, flows, "staged"))
-    pings = [bench.LatencyTest(latency_bytes, rounds)] if rounds else []
+        tests.append(bench.ThroughputTest(size, messages, outstanding, flows, "staged"))
+    pings = [bench.LatencyTest(latency_bytes, _ROUNDS if rounds is None else rounds)] if rounds != 0 else []
     try:
         for test in tests:
             bench.check_throughput(test)
@@ -158,12 +178,14 @@ def run(
         else:
             raw = _handle_of(handle or "")
         report = bench.run(
-            client_socket,
+            _absolute(client_socket),
             raw,
             peer_socket or (handle or "")[:16],
             tests,
             pings,
             device=device,
+            throughput_s=_THROUGHPUT_S if count is None else None,
+            latency_s=_LATENCY_S if rounds is None else None,
             progress=lambda text: print(text, file=sys.stderr) if sys.stderr.isatty() else None,
         )
         if far is not None:

@@ -10,13 +10,13 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from dqplbd.admin.model import BenchLatency, BenchReport, BenchThroughput
 from dqplbd.client import Context, DqplbError, Flow, Listener, Memory, Request, Status
 
-__all__ = ["BenchError", "LatencyTest", "ThroughputTest", "run", "serve"]
+__all__ = ["BenchError", "LatencyTest", "ThroughputTest", "fitting", "run", "serve"]
 
 PATIENCE_S: Final = 60.0
 MAX_BYTES: Final = 2**36
@@ -194,7 +194,7 @@ def serve(socket: str | None, publish: Callable[[bytes], None], *, once: bool, d
         while True:
             flow = listener.accept().wait()
             try:
-                _session(context, listener, flow)
+                _serve_run(context, listener, flow)
             except (BenchError, DqplbError, TimeoutError) as error:
                 if once or (isinstance(error, DqplbError) and error.status is Status.DAEMON):
                     raise
@@ -204,7 +204,7 @@ def serve(socket: str | None, publish: Callable[[bytes], None], *, once: bool, d
                 return
 
 
-def _session(context: Context, listener: Listener, flow: Flow) -> None:
+def _serve_run(context: Context, listener: Listener, flow: Flow) -> None:
     """All tests of one run; ends when the other end closes."""
     control = _Control(context, flow)
     while True:
@@ -225,6 +225,11 @@ def _session(context: Context, listener: Listener, flow: Flow) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ the near end
+
+
+def fitting(budget_s: float, each_s: float, least: int, most: int) -> int:
+    """How many things of ``each_s`` seconds fit in ``budget_s``; at least ``least``, but never more than ``most``."""
+    return min(max(int(budget_s / max(each_s, 1e-9)), least), most)
 
 
 def _pattern(size: int) -> bytes:
@@ -316,6 +321,8 @@ def run(
     latency: list[LatencyTest],
     *,
     device: int = 0,
+    throughput_s: float | None = None,
+    latency_s: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:
     """Run tests against an end that serves.
@@ -323,6 +330,8 @@ def run(
     :param socket: client socket of the daemon.
     :param handle: of the end that serves.
     :param peer: its name, for the report.
+    :param throughput_s: as many messages as take about so long, at most those of the test; None sends all.
+    :param latency_s: the same for the rounds of a ping-pong.
     :raises DqplbError: the transport failed.  :raises BenchError: the other end refused.
     :raises TimeoutError: nothing moved for a minute.
     """
@@ -336,10 +345,17 @@ def run(
         report = BenchReport(peer=peer)
         for one in throughput:
             progress(f"throughput, {one.memory} memory, {one.flows} flows")
+            if throughput_s is not None:
+                trial = _run_throughput(context, handle, device, control, replace(one, messages=one.flows))
+                turns = fitting(throughput_s, trial.seconds, 1, one.messages)
+                one = replace(one, messages=min(turns * one.flows, one.messages))
             done = _run_throughput(context, handle, device, control, one)
             report = report.model_copy(update={"throughput": [*report.throughput, done]})
         for two in latency:
             progress(f"latency, {two.message_bytes} bytes")
+            if latency_s is not None:
+                first = _run_latency(context, handle, device, control, replace(two, rounds=min(3, two.rounds)))
+                two = replace(two, rounds=fitting(latency_s, first.p50_ns / 1e9, 3, two.rounds))
             measured = _run_latency(context, handle, device, control, two)
             report = report.model_copy(update={"latency": [*report.latency, measured]})
         flow.close()
