@@ -649,7 +649,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(problem, file=sys.stderr)
         return EX_CONFIG
     if args.check:
-        print(f"{file or 'built-in defaults'}: good")
+        print(f"{file or 'built-in defaults'}: ok")
         return 0
     logs.setup(config.logging.format, config.logging.level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
