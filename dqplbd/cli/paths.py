@@ -36,7 +36,8 @@ def paths(
 ) -> None:
     """List paths: what was measured, the class, the profile, what they carry.
 
-    An RTT in parentheses is not measured but assumed for the class. "each" is outstanding segments a queue pair.
+    An RTT in parentheses is not measured but assumed for the class, a delay in parentheses is that of the last data,
+    and none is under way now. "each" is outstanding segments a queue pair.
     """
     found = connect(context).paths(path_class=path_class, peer=peer, device=device, sort=sort, top=top)
     if as_json:

@@ -249,6 +249,10 @@ def path_table(paths: Sequence[Path]) -> Table:
         elif found.mismatch:
             styles[i] = "yellow"
         rtt = _ns(seen.rtt_ns) if seen.rtt_ns is not None else f"({_ns(profile.rtt_ns)})"
+        # The delay is as of the last round trip of data, which may be long ago.
+        delay = _ns(live.queue_delay_ns)
+        if live.queue_delay_ns and not live.inflight_bytes and not live.backlog_bytes:
+            delay = f"({delay})"
         rows.append(
             (
                 path.peer,
@@ -268,7 +272,7 @@ def path_table(paths: Sequence[Path]) -> Table:
                 _rate(live.tx_bps),
                 _bytes(live.inflight_bytes),
                 _bytes(live.inflight_peak_bytes),
-                _ns(live.queue_delay_ns),
+                delay,
             )
         )
     return Table(columns, rows, styles=styles)

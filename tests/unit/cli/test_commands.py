@@ -125,6 +125,15 @@ def test_paths_options(ask_json: AskJson) -> None:
     assert ask_json("paths", "paths", "--peer", "nobody") == []
 
 
+@pytest.mark.parametrize(("inflight_bytes", "shown"), [(0, "(62ms)"), (4096, "62ms")])
+def test_a_delay_without_data_under_way_is_in_parentheses(
+    ask: Run, view: "SampleView", inflight_bytes: int, shown: str
+) -> None:
+    live = Live(queue_delay_ns=62_000_000, inflight_bytes=inflight_bytes)
+    view.path_list = [view.path("p1", "tcp0", PathClass.RACK, live=live)]
+    assert ask("paths").stdout.splitlines()[1].split()[-1] == shown
+
+
 def test_path_explain_gives_formula_numbers_and_limit(ask: Run, ask_json: AskJson) -> None:
     text = ask("path", "explain", "peer0").stdout
     assert "1. Measured" in text
