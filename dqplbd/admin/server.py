@@ -23,11 +23,9 @@ An error is a status of 400 or above with ``{"error": text, "hint": text}``.
 
 import asyncio
 import contextlib
-import grp
 import json
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -52,8 +50,9 @@ from dqplbd.admin.model import (
 )
 from dqplbd.admin.select import select_paths
 from dqplbd.config.models import AdminConfig
+from dqplbd.unixsocket import bind_unix
 
-__all__ = ["AdminServer", "admin_app", "bind_unix_socket"]
+__all__ = ["AdminServer", "admin_app"]
 
 log = logging.getLogger(__name__)
 
@@ -63,43 +62,6 @@ _BACKLOG: Final = 64
 _CLOSE_S: Final = 2.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def bind_unix_socket(path: str, mode: int, group: str | None) -> socket.socket:
-    """A stream socket bound at ``path`` that never exists there with wider rights than ``mode``.
-
-    It is bound under a name that nobody knows, given its rights, and then moved into place; that also takes the place
-    of a socket that a dead process left behind.  That no other process serves ``path`` is for the caller to know.
-
-    :raises OSError: with the path in the text.
-    """
-    private = f"{path}.{secrets.token_hex(4)}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        if len(private.encode()) > 107:  # sun_path, unix(7)
-            raise OSError(f"socket path {path!r} is too long: with a suffix of 9 characters it exceeds 107 bytes")
-        mask = os.umask(0o177)
-        try:
-            sock.bind(private)
-        finally:
-            os.umask(mask)
-        try:
-            if group is not None:
-                os.chown(private, -1, grp.getgrnam(group).gr_gid)
-            os.chmod(private, mode)
-            os.rename(private, path)
-        except (KeyError, OSError):
-            with contextlib.suppress(OSError):
-                os.unlink(private)
-            raise
-    except KeyError:
-        sock.close()
-        raise OSError(f"socket {path}: there is no group {group!r} on this host") from None
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"socket {path}: {error.strerror or error}") from error
-    sock.setblocking(False)
-    return sock
 
 
 def _answer(kind: str, model: type[Envelope[Any]], data: object) -> web.Response:
@@ -241,7 +203,7 @@ class AdminServer:
 
         :raises OSError: the socket cannot be made; the text names it.
         """
-        sock = bind_unix_socket(self._config.socket, int(self._config.mode, 8), self._config.group)
+        sock = bind_unix(self._config.socket, socket.SOCK_STREAM, int(self._config.mode, 8), self._config.group)
         self._inode = _identity(self._config.socket)
         self._runner = web.AppRunner(
             admin_app(self._view), access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dqplbd.admin.client import AdminClient, NotReachableError
 from dqplbd.admin.model import AdminError, ConfigProblem
-from dqplbd.admin.server import AdminServer, bind_unix_socket
+from dqplbd.admin.server import AdminServer
 from dqplbd.config.models import AdminConfig
 
 if TYPE_CHECKING:
@@ -231,16 +231,6 @@ def test_it_runs_on_uvloop(view: "SampleView", tmp_path: Path) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
-
-
-def test_a_socket_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no group 'no-such-group-x'"):
-        bind_unix_socket(str(tmp_path / "a.sock"), 0o660, "no-such-group-x")
-    with pytest.raises(OSError, match=r"missing/a\.sock"):
-        bind_unix_socket(str(tmp_path / "missing" / "a.sock"), 0o660, None)
-    with pytest.raises(OSError, match="too long"):
-        bind_unix_socket("/" + "x" * 105, 0o660, None)
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_missing_daemon_is_named_with_what_to_do(tmp_path: Path) -> None:
