@@ -524,7 +524,7 @@ class Paths:
             if path.vcs:
                 self._read_stats(path)
                 # What was posted may still wait in queues; what is no longer in flight got through.
-                path.estimator.add_goodput(now_ns, path.stats.tx_bytes - path.stats.inflight_bytes)
+                path.estimator.add_goodput(path.stats.time_ns, path.stats.tx_bytes - path.stats.inflight_bytes)
             else:
                 path.loaded = False
         self._drain()

@@ -317,6 +317,7 @@ class Event:
 class PathStats:
     """Counters and levels of a path (``struct dq_path_stats``); bytes, ns."""
 
+    time_ns: int = 0
     tx_bytes: int = 0
     rx_bytes: int = 0
     tx_segments: int = 0

@@ -137,6 +137,7 @@ struct dq_engine_event {
 };
 
 struct dq_path_stats {
+	uint64_t time_ns;               /* when these were read, CLOCK_MONOTONIC */
 	uint64_t tx_bytes, rx_bytes, tx_segments, rx_segments, tx_messages, rx_messages;
 	uint64_t duplicates, retransmits, stalls, failures;
 	uint64_t inflight_bytes, inflight_peak_bytes;   /* peak since the last dq_engine_path_reset_peaks */

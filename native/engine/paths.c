@@ -228,6 +228,7 @@ static void path_stats(struct dq_engine *e, void *arg)
 	if (!p)
 		return;
 	*s = p->past;
+	s->time_ns = eng_clock_ns();
 	s->profile_window_bytes = p->profile.window_bytes;
 	s->grant_in_bytes = s->grant_out_bytes = UINT64_MAX;
 	for (uint32_t v = p->vcs; v != DQ_NONE; v = eng_vc_at(e, v)->next_in_path) {
