@@ -114,7 +114,9 @@ class DeviceConfig(Section):
     name: Name = Field(description="Name of the device, unique on this host.")
     provider: Literal["tcp"] = Field("tcp", description="What drives it: tcp, one TCP connection a queue pair.")
     address: DeviceAddress = Field(description="Local IP address that the device listens on and sends from.")
-    port: int = Field(0, ge=0, le=65535, description="TCP port of incoming queue pairs; 0 takes a free one.")
+    port: int = Field(
+        0, ge=0, le=65535, description="TCP port of incoming queue pairs and UDP port of probes; 0 takes free ones."
+    )
     rate_bps: BitRate = Field(
         10 * GBIT, ge=1_000_000, le=10_000 * GBIT, description="Link rate, in bits a second, that profiles start from."
     )

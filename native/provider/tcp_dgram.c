@@ -103,10 +103,11 @@ int dq_tcp_dgram_open(struct dq_device *device, struct dq_dgram **out, struct dq
 		return dq_error_set(err, -ENOMEM, "device %s: no memory for datagrams", dev->cfg.name);
 	dg->addr = dev->addr;
 	dg->addr_len = dev->addr_len;
+	/* A configured port is one that firewalls let pass: the same number here as for connections. */
 	if (dg->addr.ss_family == AF_INET)
-		((struct sockaddr_in *)&dg->addr)->sin_port = 0;
+		((struct sockaddr_in *)&dg->addr)->sin_port = htons(dev->cfg.port);
 	else
-		((struct sockaddr_in6 *)&dg->addr)->sin6_port = 0;
+		((struct sockaddr_in6 *)&dg->addr)->sin6_port = htons(dev->cfg.port);
 	dg->fd = socket(dg->addr.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (dg->fd < 0 || bind(dg->fd, (const struct sockaddr *)&dg->addr, dg->addr_len) != 0 ||
 	    getsockname(dg->fd, (struct sockaddr *)&dg->addr, &dg->addr_len) != 0) {
