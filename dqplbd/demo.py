@@ -494,6 +494,17 @@ def run(cluster: Cluster, progress: Progress, given: Path | None, output: Path) 
 
     progress.say(f"side by side, on links of {format_rate(RATE_BPS)}; queueing delay is switch queue by rate:")
     print_table(transfer_table(transfers))
+    for distance in TARGETS:
+        old, new = (
+            next(one for one in transfers if (one.setting, one.distance) == (setting, distance))
+            for setting in ("static", "computed")
+        )
+        share = new.moved.bytes_per_second / old.moved.bytes_per_second
+        progress.say(
+            f"{distance}: {share:.0%} of the throughput, with {format_bytes(new.live.inflight_peak_bytes)} in flight "
+            f"and not {format_bytes(old.live.inflight_peak_bytes)}; whoever shares the switch waits "
+            f"{format_ns(new.queue_delay_ns)} and not {format_ns(old.queue_delay_ns)}"
+        )
 
     topology = cluster.folder / "topology.yaml"
     topology.write_text(json.dumps({"hosts": {host: place.as_dict() for host, place in PLACES.items()}}))

@@ -609,8 +609,9 @@ def main() -> int:
     part_file.write_text(json.dumps([row.as_dict() for row in bench.rows], indent=2) + "\n", encoding="utf-8")
     part_file.rename(options.output)
     print_table(table(bench.rows))
-    say(f"numbers in {options.output}")
-    return 1 if failed or any(row.met is False for row in bench.rows) else 0
+    missed = [row.name for row in bench.rows if row.met is False]
+    say(f"numbers in {options.output}; {'targets missed: ' + ', '.join(missed) if missed else 'every target met'}")
+    return 1 if failed or missed else 0
 
 
 if __name__ == "__main__":
