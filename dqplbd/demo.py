@@ -527,11 +527,15 @@ def run(cluster: Cluster, progress: Progress, given: Path | None, output: Path) 
 
 def keep(cluster: Cluster, progress: Progress) -> None:
     """Leave the cluster up until Ctrl-C."""
+    # Blocked before anybody can know that it is time for one: a signal just before a pause would be slept over.
+    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     folder = Path(sys.executable).parent
     dqplb = folder / "dqplb" if (folder / "dqplb").exists() else Path("dqplb")
     one, other = cluster[SOURCE], cluster[TARGETS["far"]]
     progress.say("the cluster stays up. In another terminal:")
-    print(f"""
+    print(
+        f"""
   export DQPLB_ADMIN_SOCKET={one.admin}
   {dqplb} status
   {dqplb} paths
@@ -544,12 +548,11 @@ def keep(cluster: Cluster, progress: Progress) -> None:
 The other hosts: --socket {cluster.folder}/h2/admin.sock and so on. Their logs: {cluster.folder}/*/log
 
 Ctrl-C here stops all and removes {cluster.folder}.
-""")
-    try:
-        while True:
-            signal.pause()
-    except KeyboardInterrupt:
-        pass
+""",
+        flush=True,
+    )
+    signal.sigwait(ends)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
