@@ -652,8 +652,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{file or 'built-in defaults'}: ok")
         return 0
     logs.setup(config.logging.format, config.logging.level)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(config, file, locations))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_main(config, file, locations))
+    finally:
+        logs.finish()
 
 
 if __name__ == "__main__":

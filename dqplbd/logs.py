@@ -11,13 +11,14 @@ Text ends with ``key=value`` pairs; JSON has them as members beside ``time`` (RF
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
-__all__ = ["JsonFormatter", "RateLimit", "TextFormatter", "fields", "setup"]
+__all__ = ["JsonFormatter", "RateLimit", "TextFormatter", "fields", "finish", "setup"]
 
 _FIELDS: Final = "dqplbd_fields"
 _RESERVED: Final = frozenset({"time", "level", "logger", "message", "error", "suppressed"})
@@ -140,3 +141,18 @@ def setup(style: Literal["json", "text"], level: str, stream: TextIO | None = No
     for name in ("aiohttp", "asyncio", "pyroute2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("aiohttp.server").addFilter(_STRANGERS)
+
+
+def finish() -> None:
+    """Let go of the standard streams, before the process ends.
+
+    What a full disk or a reader that is gone did not take is dropped: else the interpreter would try it once more and
+    end with an exit code of its own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
