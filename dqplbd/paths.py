@@ -71,6 +71,7 @@ class Path:
     :ivar number: in the engine.  :ivar remote: the peer's device.
     :ivar labels_class: class by labels alone.  :ivar classification: the class, and what speaks for it.
     :ivar link: its emulated link; ``link_handle`` is the engine's.
+    :ivar flow_label: of its first data QP, 20 bits; its probes take the same way.
     :ivar target: how it is probed; None when it is only answered.
     :ivar vcs: the VCs on it that are up, with what was negotiated.
     :ivar results: probes by result, since the path began.  :ivar bursts: bandwidth bursts likewise.
@@ -90,6 +91,7 @@ class Path:
     estimator: PathEstimator
     link: LinkSetting
     link_handle: Any
+    flow_label: int
     classifier: ClassifierState = field(default_factory=ClassifierState)
     classification: Classification | None = None
     class_changes: int = 0
@@ -257,6 +259,7 @@ class Paths:
         if path.key not in self._paths:
             return
         path.link_handle = self._engine.path_link_handle(path.number)
+        path.flow_label = self._engine.path_flow_label(path.number)
         path.estimator.reset()
         path.classifier = ClassifierState()
         path.windows = 0
@@ -351,7 +354,7 @@ class Paths:
         assert device.number is not None, "only open devices are here"
         link = emulated_link(self._config, host_id)
         labels_class = class_from_labels(self.own_location, where)
-        path = Path(-1, device, host_id, epoch, remote, where, source, labels_class, self._estimator(), link, None)
+        path = Path(-1, device, host_id, epoch, remote, where, source, labels_class, self._estimator(), link, None, 0)
         self._classify(path)
         self._table.update(path.key, self._inputs(path))
         profile = self._engine_profile(path, self._table.profile(path.key))
@@ -362,6 +365,7 @@ class Paths:
             log.error("path %s cannot be made: %s", path, error, extra=fields(peer=host_id, device=device.name))
             return None
         path.link_handle = self._engine.path_link_handle(path.number)
+        path.flow_label = self._engine.path_flow_label(path.number)
         path.stats_s = self._clock_ns() / 1e9
         self._paths[path.key] = path
         self._by_number[path.number] = path
@@ -453,7 +457,7 @@ class Paths:
             endpoint = bytes.fromhex(path.remote.probe_endpoint)
             interval, phase = (target.interval_ns, target.phase_ns) if target is not None else (0, 0)
             try:
-                prober.set(path, endpoint, token, path.link_handle, interval, phase)
+                prober.set(path, endpoint, token, path.flow_label, path.link_handle, interval, phase)
                 path.target = target
             except EngineError as error:
                 path.target = None

@@ -33,6 +33,7 @@ __all__ = [
     "ClientReply",
     "ClientRequest",
     "ClientStats",
+    "DeviceChange",
     "DeviceInfo",
     "DeviceSpec",
     "Engine",
@@ -117,6 +118,16 @@ class EventType(IntEnum):
     STALL = lib.DQ_EV_STALL
     DEVICE = lib.DQ_EV_DEVICE
     LOG = lib.DQ_EV_LOG
+
+
+class DeviceChange(IntEnum):
+    """What happened to a device (``enum dq_engine_device_change``)."""
+
+    UP = lib.DQ_CHANGE_UP
+    DOWN = lib.DQ_CHANGE_DOWN
+    ADDRESS = lib.DQ_CHANGE_ADDRESS
+    FATAL = lib.DQ_CHANGE_FATAL
+    OTHER = lib.DQ_CHANGE_OTHER
 
 
 class RequestType(IntEnum):
@@ -206,7 +217,14 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device to open (``struct dq_engine_device_config``); 0 for rate and MTU asks the device."""
+    """A device to open (``struct dq_engine_device_config``); 0 for rate and MTU asks the device.
+
+    :ivar address: IP address of a tcp device; name of the RDMA device of a verbs device.
+    :ivar port: TCP port, 0 for any; port of the RDMA device, 0 for 1.
+    :ivar gid: GID that a verbs device uses, as text; empty for the first that can be used.
+    :ivar traffic_class: 0..255, :ivar service_level: 0..15, of a verbs device.
+    :ivar max_registration_bytes: larger registrations are made in pieces; 0 for the device's own limit.
+    """
 
     name: str
     provider: str
@@ -219,6 +237,10 @@ class DeviceSpec:
     pci_path: str = ""
     heartbeat_ns: int = 0
     deadline_ns: int = 0
+    gid: str = ""
+    traffic_class: int = 0
+    service_level: int = 0
+    max_registration_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +295,8 @@ class EngineProfile:
     outstanding_per_qp: int
     adapt: bool
     grants: bool
+    ack_timeout_ns: int = 0
+    retries: int = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +318,13 @@ class Event:
     """Something that the engine tells (``struct dq_engine_event``).
 
     :ivar type: an :class:`EventType`, or a number that this version does not know.
+    :ivar change: of a device: a :class:`DeviceChange`, or a number that this version does not know.
     :ivar address: packed address of the peer's host-to-host API; empty when none is known.
     """
 
     type: int
     status: int = 0
+    change: int = 0
     device: int = 0
     path: int = 0
     vc: int = 0
@@ -620,12 +646,20 @@ class Prober:
         return bytes(ffi.buffer(out, size))
 
     def set_target(
-        self, target: int, endpoint: bytes, token: int, link: Any, interval_ns: int, phase_ns: int = 0
+        self,
+        target: int,
+        endpoint: bytes,
+        token: int,
+        link: Any,
+        interval_ns: int,
+        phase_ns: int = 0,
+        flow_label: int = 0,
     ) -> None:
         """Answer a peer's probes from now on, and probe it every ``interval_ns`` (0: only answer).
 
         :param target: the caller's id of it.
         :param link: of :meth:`Engine.path_link_handle`, or None.
+        :param flow_label: of :meth:`Engine.path_flow_label`, so that probes take the way of data.
         :raises EngineError: id or endpoint out of range.
         """
         code = lib.dq_prober_target_set(
@@ -634,6 +668,7 @@ class Prober:
             endpoint,
             len(endpoint),
             token,
+            flow_label,
             ffi.NULL if link is None else link,
             interval_ns,
             phase_ns,
@@ -747,6 +782,7 @@ class Engine:
                     Event(
                         c.type,
                         c.status,
+                        c.change,
                         c.device,
                         c.path,
                         c.vc,
@@ -775,10 +811,12 @@ class Engine:
     def device_add(self, spec: DeviceSpec) -> int:
         """Open a device.  :returns: its number.  :raises EngineError: with what is wrong with it."""
         c = ffi.new("struct dq_engine_device_config *")
-        for name in ("name", "provider", "address", "pci_path"):
-            _put_text(c, name, getattr(spec, name))
-        for name in ("rate_bps", "heartbeat_ns", "deadline_ns", "mtu", "port", "rail", "numa_node"):
-            setattr(c, name, getattr(spec, name))
+        texts = ("name", "provider", "address", "gid", "pci_path")
+        for f in fields(spec):
+            if f.name in texts:
+                _put_text(c, f.name, getattr(spec, f.name))
+            else:
+                setattr(c, f.name, getattr(spec, f.name))
         out, error = ffi.new("uint32_t *"), ffi.new("struct dq_text *")
         _check(lib.dq_engine_device_add(self._live(), c, out, error), error, f"device {spec.name}")
         return int(out[0])
@@ -796,6 +834,14 @@ class Engine:
             dmabuf=bool(c.dmabuf),
             up=bool(c.up),
         )
+
+    def device_readdress(self, device: int, address: str) -> None:
+        """Have a device use another local address from now on: a GID, as text.  Its VCs fail, with both in the text.
+
+        :raises EngineError: unknown, no such address, or one that cannot change while the device is open.
+        """
+        error = ffi.new("struct dq_text *")
+        _check(lib.dq_engine_device_readdress(self._live(), device, address.encode(), error), error, f"device {device}")
 
     def device_latency(self, device: int, latency_ns: int) -> None:
         """Tell clients the smallest RTT that was measured over a device, in ns."""
@@ -838,6 +884,12 @@ class Engine:
     def path_link(self, path: int, link: LinkSetting) -> None:
         """Change the emulated link of a path.  :raises EngineError: unknown, or the provider cannot."""
         _check(lib.dq_engine_path_link(self._live(), path, _link(link)), None, f"emulated link of path {path}")
+
+    def path_flow_label(self, path: int) -> int:
+        """The flow label of a path's first data QP, 20 bits, for its probes.  :raises EngineError: unknown."""
+        label = ffi.new("uint32_t *")
+        _check(lib.dq_engine_path_flow_label(self._live(), path, label), None, f"path {path}")
+        return int(label[0])
 
     def path_link_handle(self, path: int) -> Any:
         """The emulated link for :meth:`Prober.set_target`; None when there is none."""

@@ -68,19 +68,21 @@ class DeviceProber(Generic[P]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    def set(self, what: P, endpoint: bytes, token: int, link: Any, interval_ns: int, phase_ns: int) -> None:
+    def set(
+        self, what: P, endpoint: bytes, token: int, flow_label: int, link: Any, interval_ns: int, phase_ns: int
+    ) -> None:
         """Answer a path's probes, and probe it every ``interval_ns``, 0 for not at all; does nothing when it is so.
 
         :raises EngineError: the prober refuses, or has no room.
         """
         number = self._ids.get(what)
-        setting = (endpoint, token, link, interval_ns)
+        setting = (endpoint, token, flow_label, link, interval_ns)
         if number is not None and self._targets[number].setting == setting:
             return
         fresh = number is None
         if number is None:
             number = self._free[-1] if self._free else self._next
-        self._prober.set_target(number, endpoint, token, link, interval_ns, phase_ns)
+        self._prober.set_target(number, endpoint, token, link, interval_ns, phase_ns, flow_label)
         if fresh and self._free:
             self._free.pop()
         elif fresh:

@@ -87,7 +87,8 @@ struct dq_vc_ops {
 	void (*post_control)(void *user, struct dq_vc *vc, void *buffer, uint32_t bytes);
 	void (*done)(void *user, struct dq_vc *vc, const struct dq_done *d);
 	void (*mem_release)(void *user, uint64_t mem);
-	void (*mem_key)(void *user, struct dq_vc *vc, uint64_t mem, uint64_t offset, uint64_t *addr, uint64_t *key);
+	/* Of [offset, offset + bytes), which the caller has found to be covered by one key when it gave the operation in. */
+	void (*mem_key)(void *user, struct dq_vc *vc, uint64_t mem, uint64_t offset, uint64_t bytes, uint64_t *addr, uint64_t *key);
 	/* A peer client wants a flow (state INCOMING): answer now or later with dq_vc_flow_accept or dq_vc_flow_refuse. */
 	void (*flow_incoming)(void *user, struct dq_vc *vc, uint32_t flow, const struct dq_message *open);
 	void (*flow_opened)(void *user, struct dq_vc *vc, uint32_t flow, int32_t status); /* answer to dq_vc_flow_open; on error the flow is gone */

@@ -309,7 +309,7 @@ static bool announce(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint16
 	m->has_slot = true;
 	m->slot = slot;
 	m->serial = rtr.serial = ++vc->serial;
-	vc->ops->mem_key(vc->user, vc, m->mem, m->offset, &rtr.addr, &rtr.keys[0]);
+	vc->ops->mem_key(vc->user, vc, m->mem, m->offset, m->bytes, &rtr.addr, &rtr.keys[0]);
 	dq_list_remove(&vc->pools->messages, &f->receives, index);
 	dq_list_push(&vc->pools->messages, &f->announced, index);
 	vc->counters.receives_waiting--;

@@ -95,7 +95,7 @@ int dq_vc_export(struct dq_vc *vc, const struct dq_operation *op, uint64_t now_n
 	r->request = op->request;
 	e.flow = f->peer_flow;
 	e.region = index;
-	vc->ops->mem_key(vc->user, vc, op->mem, op->offset, &e.addr, &e.keys[0]);
+	vc->ops->mem_key(vc->user, vc, op->mem, op->offset, op->bytes, &e.addr, &e.keys[0]);
 	if (!dq_vc_tell(vc, &e, &r->number)) {
 		dq_slab_free(&vc->pools->regions, index);
 		return DQ_ERR_NOMEM;

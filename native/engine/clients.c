@@ -89,6 +89,13 @@ static int32_t operate(struct dq_engine *e, struct eng_client *c, const struct d
 			return DQ_ERR_INVALID;
 		if (s->op == DQ_OP_EXPORT && m->staging)
 			return DQ_ERR_INVALID;
+		if (s->op == DQ_OP_RECV || s->op == DQ_OP_EXPORT) {
+			/* What a peer writes into must have one key: memory registered in pieces has none for all of it. */
+			const struct eng_vc *vc = eng_vc_of(f->vc);
+			struct dq_mem_key key;
+			if (e->devices[vc->device].provider->mem_key(m->on[vc->device], s->offset, s->bytes, &key))
+				return DQ_ERR_TOO_LONG;
+		}
 		op.mem = (uint64_t)s->mem + 1;
 		eng_mem_ref(e, s->mem);
 	}

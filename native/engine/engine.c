@@ -149,17 +149,47 @@ void dq_engine_get_stats(dq_engine *e, struct dq_engine_stats *out)
 
 /* --- the loop -------------------------------------------------------------------------------------------------- */
 
+_Static_assert((int)DQ_CHANGE_UP == DQ_DEVICE_UP && (int)DQ_CHANGE_DOWN == DQ_DEVICE_DOWN && (int)DQ_CHANGE_ADDRESS == DQ_DEVICE_ADDRESS &&
+	       (int)DQ_CHANGE_FATAL == DQ_DEVICE_FATAL && (int)DQ_CHANGE_OTHER == DQ_DEVICE_OTHER, "same numbers");
+
+static void fail_vcs_of(struct dq_engine *e, uint32_t device, int32_t status, const char *why)
+{
+	for (uint32_t i = 0; i < e->vcs.capacity; i++) {
+		struct eng_vc *vc = eng_vc_at(e, i);
+		if (vc && vc->device == device)
+			eng_vc_fail(e, vc, status, "device %s: %s", e->devices[device].name, why);
+	}
+}
+
+/* A port that went down fails nothing by itself: the QPs try again, and a short outage costs only time. When they give up,
+ * their VCs fail. A device that is gone fails all at once. */
+static void device_changed(struct dq_engine *e, uint32_t device, const struct dq_device_event *change)
+{
+	struct eng_device *d = &e->devices[device];
+	struct dq_engine_event ev = { .type = DQ_EV_DEVICE, .device = device, .change = change->change };
+	d->provider->device_query(d->dev, &d->attr);
+	if (change->change == DQ_DEVICE_DOWN || change->change == DQ_DEVICE_FATAL)
+		ev.status = DQ_ERR_DEVICE;
+	memcpy(ev.text, change->text, sizeof change->text);
+	eng_event(e, &ev);
+	if (change->change == DQ_DEVICE_FATAL)
+		fail_vcs_of(e, device, DQ_ERR_DEVICE, change->text);
+}
+
 static bool poll_devices(struct dq_engine *e)
 {
 	struct dq_wc wc[ENG_WC_BATCH];
 	bool work = false;
 	for (uint32_t i = 0; i < e->device_count; i++) {
 		struct eng_device *d = &e->devices[i];
+		struct dq_device_event change;
 		int n = d->provider->poll(d->dev, wc, ENG_WC_BATCH);
 		if (n > 0) {
 			work = true;
 			eng_vc_completions(e, wc, n);
 		}
+		while (d->provider->device_event && d->provider->device_event(d->dev, &change))
+			device_changed(e, i, &change);
 	}
 	return work;
 }
@@ -439,7 +469,8 @@ static void device_add(struct dq_engine *e, void *arg)
 	struct device_add *a = arg;
 	const struct dq_engine_device_config *cfg = a->cfg;
 	struct dq_device_config pc = { .port = cfg->port, .rate_bps = cfg->rate_bps, .mtu = cfg->mtu, .heartbeat_ns = cfg->heartbeat_ns,
-				       .deadline_ns = cfg->deadline_ns };
+				       .deadline_ns = cfg->deadline_ns, .traffic_class = cfg->traffic_class,
+				       .service_level = cfg->service_level, .max_registration_bytes = cfg->max_registration_bytes };
 	struct epoll_event ev = { .events = EPOLLIN };
 	struct eng_device *d = &e->devices[e->device_count];
 	struct dq_error perr = { 0 };
@@ -457,7 +488,8 @@ static void device_add(struct dq_engine *e, void *arg)
 	}
 	memcpy(pc.name, cfg->name, sizeof pc.name);
 	memcpy(pc.address, cfg->address, sizeof pc.address);
-	pc.name[sizeof pc.name - 1] = pc.address[sizeof pc.address - 1] = 0;
+	memcpy(pc.gid, cfg->gid, sizeof pc.gid);
+	pc.name[sizeof pc.name - 1] = pc.address[sizeof pc.address - 1] = pc.gid[sizeof pc.gid - 1] = 0;
 	a->rc = d->provider->device_open(&pc, &d->dev, &perr);
 	if (a->rc) {
 		eng_error(a->err, a->rc, "%s", perr.text);
@@ -517,6 +549,45 @@ int dq_engine_device_get(dq_engine *e, uint32_t device, struct dq_engine_device 
 {
 	struct device_get a = { device, out, 0 };
 	int rc = eng_call(e, device_get, &a);
+	return rc ? rc : a.rc;
+}
+
+struct device_readdress {
+	uint32_t device;
+	const char *address;
+	struct dq_text *err;
+	int rc;
+};
+
+static void device_readdress(struct dq_engine *e, void *arg)
+{
+	struct device_readdress *a = arg;
+	struct eng_device *d = &e->devices[a->device];
+	struct dq_error perr = { 0 };
+	char why[200];
+	if (a->device >= e->device_count) {
+		a->rc = eng_error(a->err, -ENOENT, "no device %u", a->device);
+		return;
+	}
+	if (!d->provider->device_readdress) {
+		a->rc = eng_error(a->err, -EOPNOTSUPP, "device %s: the address of a %s device cannot change while it is open", d->name,
+				  d->provider->name);
+		return;
+	}
+	snprintf(why, sizeof why, "its address changed from %.63s to %.63s", d->attr.address, a->address);
+	a->rc = d->provider->device_readdress(d->dev, a->address, &perr);
+	if (a->rc) {
+		eng_error(a->err, a->rc, "%s", perr.text);
+		return;
+	}
+	d->provider->device_query(d->dev, &d->attr);
+	fail_vcs_of(e, a->device, DQ_ERR_UNREACHABLE, why);
+}
+
+int dq_engine_device_readdress(dq_engine *e, uint32_t device, const char *address, struct dq_text *err)
+{
+	struct device_readdress a = { device, address, err, 0 };
+	int rc = eng_call(e, device_readdress, &a);
 	return rc ? rc : a.rc;
 }
 

@@ -41,22 +41,26 @@ struct dq_engine_config {
 struct dq_engine_device_config {
 	char name[32];
 	char provider[16];
-	char address[64];
+	char address[64];               /* tcp: IP address; verbs: name of the RDMA device */
+	char gid[64];                   /* verbs: GID to use, as text */
 	char pci_path[160];
 	uint64_t rate_bps;              /* 0 = ask the device */
 	uint64_t heartbeat_ns;
 	uint64_t deadline_ns;
+	uint64_t max_registration_bytes; /* verbs: larger registrations are made in pieces; 0 = the device's own limit */
 	uint32_t mtu;
-	uint16_t port;
+	uint16_t port;                  /* tcp: 0 = any; verbs: of the RDMA device, 0 = 1 */
 	uint16_t rail;
 	int32_t numa_node;
-	uint32_t reserved;
+	uint8_t traffic_class;          /* verbs */
+	uint8_t service_level;          /* verbs */
+	uint8_t reserved[2];
 };
 
 struct dq_engine_device {
 	char name[32];
 	char provider[16];
-	char address[64];               /* text, with the real port */
+	char address[64];               /* text: tcp with the real port; verbs: the GID in use */
 	uint64_t rate_bps;
 	uint64_t max_segment_bytes;
 	uint64_t noise_ns;
@@ -90,6 +94,8 @@ struct dq_profile {                 /* as computed by the control plane */
 	uint32_t segment_bytes;
 	uint32_t qps;                   /* data QPs used for new segments, at most what the VC has */
 	uint32_t outstanding_per_qp;
+	uint64_t ack_timeout_ns;        /* of new QPs (verbs): an acknowledgement later than this is asked for again; 0 = default */
+	uint32_t retries;               /* of new QPs (verbs): 0..7; after so many the QP fails */
 	uint8_t adapt;                  /* window follows the measured delay */
 	uint8_t grants;                 /* obey and give grants */
 	uint8_t reserved[2];
@@ -114,13 +120,22 @@ enum dq_event_type {
 	DQ_EV_CLIENT_CUT = 4,           /* client, text: broke the protocol, is being cleaned up; close its socket */
 	DQ_EV_CLIENT_GONE = 5,          /* client: everything of it is released */
 	DQ_EV_STALL = 6,                /* path, vc, text */
-	DQ_EV_DEVICE = 7,               /* device, status: went down or up */
+	DQ_EV_DEVICE = 7,               /* device, change, text: something happened to it; status < 0: it cannot be used now */
 	DQ_EV_LOG = 8                   /* text; status < 0: error */
+};
+
+enum dq_engine_device_change {      /* the same as enum dq_device_change of the provider */
+	DQ_CHANGE_UP = 1,
+	DQ_CHANGE_DOWN = 2,
+	DQ_CHANGE_ADDRESS = 3,          /* the table of GIDs changed: see whether the one in use is still there, and readdress */
+	DQ_CHANGE_FATAL = 4,            /* gone for good; its VCs fail */
+	DQ_CHANGE_OTHER = 5             /* for the log only */
 };
 
 struct dq_engine_event {
 	uint32_t type;
 	int32_t status;
+	uint32_t change;
 	uint32_t device;
 	uint32_t path;
 	uint32_t vc;
@@ -184,6 +199,9 @@ void dq_engine_get_stats(dq_engine *e, struct dq_engine_stats *out);
 
 int dq_engine_device_add(dq_engine *e, const struct dq_engine_device_config *cfg, uint32_t *device, struct dq_text *err);
 int dq_engine_device_get(dq_engine *e, uint32_t device, struct dq_engine_device *out);
+/* Use another local address (verbs: GID as text) from now on. The VCs of the device fail with a text that names both; its
+ * prober must be started anew by the caller. -EOPNOTSUPP: the provider has addresses that cannot change. */
+int dq_engine_device_readdress(dq_engine *e, uint32_t device, const char *address, struct dq_text *err);
 int dq_engine_device_latency(dq_engine *e, uint32_t device, uint32_t latency_ns); /* smallest RTT measured, for clients */
 int dq_engine_prober_start(dq_engine *e, uint32_t device, const struct dq_prober_config *cfg, dq_prober **out, struct dq_text *err);
 
@@ -193,6 +211,7 @@ int dq_engine_path_add(dq_engine *e, uint32_t device, const char *host_id, uint6
 int dq_engine_path_remove(dq_engine *e, uint32_t path, int32_t status, const char *why); /* fails its VCs; probe targets first */
 int dq_engine_path_profile(dq_engine *e, uint32_t path, const struct dq_profile *profile); /* reaches running VCs */
 int dq_engine_path_link(dq_engine *e, uint32_t path, const struct dq_link_setting *link);
+int dq_engine_path_flow_label(dq_engine *e, uint32_t path, uint32_t *label); /* of its first data QP: for its probes */
 void *dq_engine_path_link_handle(dq_engine *e, uint32_t path);  /* for dq_prober_target_set; NULL = none */
 int dq_engine_path_stats(dq_engine *e, uint32_t path, struct dq_path_stats *out);
 int dq_engine_path_reset_peaks(dq_engine *e, uint32_t path);

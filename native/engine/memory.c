@@ -77,6 +77,7 @@ struct mem_add {
 	int fd;              /* memfd to keep, or -1 */
 	int dmabuf_fd;       /* or -1; only looked at during the call */
 	uint64_t dmabuf_offset;
+	struct dq_mem *on[ENG_MAX_DEVICES]; /* registered so far */
 	bool staging;
 	uint32_t *mem;
 	struct dq_text *err;
@@ -95,6 +96,33 @@ static void mem_reserve(struct dq_engine *e, void *arg)
 				  (unsigned long long)c->mem_bytes, (unsigned long long)c->max_mem_bytes);
 }
 
+/* Registers with the devices that are, or are not, served by any thread. Those that exist do not change once there are clients. */
+static int register_on(struct dq_engine *e, struct mem_add *a, bool any_thread)
+{
+	struct dq_mem_desc desc = { .addr = a->addr, .len = a->bytes, .dmabuf_fd = a->dmabuf_fd, .dmabuf_offset = a->dmabuf_offset,
+				    .access = DQ_ACCESS_REMOTE_WRITE };
+	for (uint32_t d = 0; d < e->device_count; d++) {
+		const struct dq_provider *p = e->devices[d].provider;
+		struct dq_error perr = { 0 };
+		int rc = p->mem_any_thread == any_thread ? p->mem_register(e->devices[d].dev, &desc, &a->on[d], &perr) : 0;
+		if (rc) {
+			a->on[d] = NULL;
+			return eng_error(a->err, rc, "%s", perr.text);
+		}
+	}
+	return 0;
+}
+
+static void deregister_on(struct dq_engine *e, struct mem_add *a, bool any_thread)
+{
+	for (uint32_t d = 0; d < e->device_count; d++) {
+		if (a->on[d] && e->devices[d].provider->mem_any_thread == any_thread) {
+			e->devices[d].provider->mem_deregister(a->on[d]);
+			a->on[d] = NULL;
+		}
+	}
+}
+
 static void mem_add(struct dq_engine *e, void *arg)
 {
 	struct mem_add *a = arg;
@@ -108,6 +136,12 @@ static void mem_add(struct dq_engine *e, void *arg)
 	i = dq_slab_alloc(&e->mems);
 	if (i == DQ_NONE) {
 		a->rc = eng_error(a->err, -ENOMEM, "memory: too many regions");
+		return;
+	}
+	a->rc = register_on(e, a, false);
+	if (a->rc) {
+		deregister_on(e, a, false);
+		dq_slab_free(&e->mems, i);
 		return;
 	}
 	m = eng_mem_at(e, i);
@@ -130,23 +164,26 @@ static void mem_add(struct dq_engine *e, void *arg)
 		e->staging_bytes += a->mapped;
 	}
 	for (uint32_t d = 0; d < e->device_count; d++) {
-		struct dq_mem_desc desc = { .addr = a->addr, .len = a->bytes, .dmabuf_fd = a->dmabuf_fd, .dmabuf_offset = a->dmabuf_offset,
-					    .access = DQ_ACCESS_REMOTE_WRITE };
-		struct dq_error perr = { 0 };
-		a->rc = e->devices[d].provider->mem_register(e->devices[d].dev, &desc, &m->on[d], &perr);
-		if (a->rc) {
-			eng_error(a->err, a->rc, "%s", perr.text);
-			m->addr = NULL; /* the caller still owns them */
-			m->fd = -1;
-			mem_release(e, i);
-			return;
-		}
+		m->on[d] = a->on[d];
 		e->devices[d].regions++;
 	}
 	*a->mem = i;
 }
 
-/* Called on the caller's thread: allocating pages can take long, and the engine must not wait for it. */
+/* On the caller's thread: pinning pages can take long, and the engine must not wait for it. */
+static int add(struct dq_engine *e, struct mem_add *a)
+{
+	int rc = register_on(e, a, true);
+	if (!rc) {
+		rc = eng_call(e, mem_add, a);
+		rc = rc ? rc : a->rc;
+	}
+	if (rc)
+		deregister_on(e, a, true);
+	return rc;
+}
+
+/* Called on the caller's thread: allocating pages can take long, too. */
 int dq_engine_mem_alloc(dq_engine *e, uint32_t client, uint64_t bytes, uint8_t staging, uint32_t *mem, int *fd,
 			uint64_t *mapped_bytes, struct dq_text *err)
 {
@@ -181,8 +218,7 @@ int dq_engine_mem_alloc(dq_engine *e, uint32_t client, uint64_t bytes, uint8_t s
 		rc = eng_error(err, -errno, "memory: no file descriptor: %s", strerror(errno));
 		goto fail;
 	}
-	rc = eng_call(e, mem_add, &a);
-	rc = rc ? rc : a.rc;
+	rc = add(e, &a);
 	if (rc)
 		goto fail;
 	*fd = out;
@@ -209,8 +245,8 @@ int dq_engine_mem_dmabuf(dq_engine *e, uint32_t client, int fd, uint64_t offset,
 	if (bytes == 0 || offset > UINT64_MAX - bytes)
 		return eng_error(err, -EINVAL, "dma-buf: offset %llu with %llu bytes is no range", (unsigned long long)offset,
 				 (unsigned long long)bytes);
-	rc = eng_call(e, mem_add, &a);
-	return rc ? rc : a.rc;
+	rc = eng_call(e, mem_reserve, &a);
+	return rc ? rc : a.rc ? a.rc : add(e, &a);
 }
 
 struct mem_free {

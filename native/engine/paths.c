@@ -2,6 +2,7 @@
 /* Paths: what the control plane knows of the way to one life of a peer, and the counters of its VCs. */
 #include <errno.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "engine/private.h"
 
@@ -13,6 +14,17 @@ uint32_t eng_path_find(struct dq_engine *e, uint32_t device, const char *host_id
 			return i;
 	}
 	return DQ_NONE;
+}
+
+/*
+ * RoCE v2 derives the UDP source port from the flow label: its lower 14 bits, folded with the upper 6, so here all entropy is
+ * in the lower 14. The stride is odd, so the first 16384 QPs of a path have distinct ports; and large, because neighbouring
+ * ports often fall on the same way. Label 0 would leave the choice to the driver: 0x4001 has the same port.
+ */
+uint32_t eng_path_label(const struct eng_path *p, uint32_t qp)
+{
+	uint32_t label = (p->label_seed + qp * 0x1e35u) & 0x3fffu;
+	return label ? label : 0x4001u;
 }
 
 static bool link_wanted(const struct dq_link_setting *s)
@@ -67,6 +79,9 @@ static void path_add(struct dq_engine *e, void *arg)
 		return;
 	}
 	p = eng_path_at(e, i);
+	/* Without random numbers all paths would take the same ways through the fabric, but work. */
+	if (getrandom(&p->label_seed, sizeof p->label_seed, GRND_NONBLOCK) != (ssize_t)sizeof p->label_seed)
+		p->label_seed = i * 0x9e3779b1u;
 	p->device = a->device;
 	p->epoch = a->epoch;
 	p->profile = *a->profile;
@@ -101,6 +116,7 @@ struct path_args {
 	const struct dq_profile *profile;
 	const struct dq_link_setting *link;
 	void *handle;
+	uint32_t *label;
 	struct dq_path_stats *stats;
 	int rc;
 };
@@ -188,6 +204,22 @@ void *dq_engine_path_link_handle(dq_engine *e, uint32_t path)
 {
 	struct path_args a = { .path = path };
 	return eng_call(e, path_link_handle, &a) ? NULL : a.handle;
+}
+
+static void path_flow_label(struct dq_engine *e, void *arg)
+{
+	struct path_args *a = arg;
+	const struct eng_path *p = eng_path_at(e, a->path);
+	a->rc = p ? 0 : -ENOENT;
+	if (p)
+		*a->label = eng_path_label(p, 1);
+}
+
+int dq_engine_path_flow_label(dq_engine *e, uint32_t path, uint32_t *label)
+{
+	struct path_args a = { .path = path, .label = label };
+	int rc = eng_call(e, path_flow_label, &a);
+	return rc ? rc : a.rc;
 }
 
 static void add_counters(struct dq_path_stats *s, const struct dq_vc *c)

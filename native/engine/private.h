@@ -46,6 +46,7 @@ struct eng_path {
 	struct dq_link *link;
 	struct dq_link_setting setting;
 	struct dq_profile profile;
+	uint32_t label_seed;            /* eng_path_label */
 	uint32_t vcs;                   /* list of struct eng_vc, through next_in_path */
 	struct dq_path_stats past;      /* of VCs that are gone */
 };
@@ -215,6 +216,7 @@ void eng_vc_profile_of(const struct dq_profile *p, struct dq_window_profile *out
 struct eng_vc *eng_vc_of(struct dq_vc *core);
 
 /* paths.c */
+uint32_t eng_path_label(const struct eng_path *p, uint32_t qp);         /* flow label of a QP, control is 0: distinct ones */
 uint32_t eng_path_find(struct dq_engine *e, uint32_t device, const char *host_id, uint64_t epoch);
 void eng_path_account(struct dq_engine *e, struct eng_vc *vc);          /* keep the counters of a VC that goes */
 

@@ -115,13 +115,14 @@ static void op_mem_release(void *user, uint64_t mem)
 	eng_mem_unref(vc->engine, (uint32_t)(mem - 1));
 }
 
-static void op_mem_key(void *user, struct dq_vc *core, uint64_t mem, uint64_t offset, uint64_t *addr, uint64_t *key)
+static void op_mem_key(void *user, struct dq_vc *core, uint64_t mem, uint64_t offset, uint64_t bytes, uint64_t *addr, uint64_t *key)
 {
 	struct eng_vc *vc = user;
-	struct dq_mem_key k;
+	struct dq_mem_key k = { 0 };
 	(void)core;
-	provider_of(vc)->mem_key(eng_mem_at(vc->engine, (uint32_t)(mem - 1))->on[vc->device], &k);
-	*addr = k.addr + offset;
+	/* Cannot fail: clients.c asked for the same range before it gave the operation to the core. */
+	(void)provider_of(vc)->mem_key(eng_mem_at(vc->engine, (uint32_t)(mem - 1))->on[vc->device], offset, bytes, &k);
+	*addr = k.addr;
 	*key = k.key;
 }
 
@@ -183,6 +184,10 @@ static const char *status_text(uint8_t status)
 	case DQ_WC_TIMEOUT: return "no answer before the deadline";
 	case DQ_WC_LOCAL: return "local error";
 	case DQ_WC_PROTOCOL: return "the peer sent what this version does not understand";
+	case DQ_WC_NOT_READY: return "the peer had no receive posted";
+	case DQ_WC_PATH_MTU: return "small packets pass, packets of the path MTU do not: check the MTU of both interfaces and of all "
+				    "switches between, or lower mtu_bytes of the device";
+	case DQ_WC_DEVICE: return "the local device or its port failed";
 	default: return "unknown status";
 	}
 }
@@ -212,7 +217,8 @@ static void completion(struct dq_engine *e, struct eng_vc *vc, const struct dq_w
 			vc_up(e, vc);
 		return;
 	case DQ_WC_FAILED:
-		eng_vc_fail(e, vc, w->status == DQ_WC_TIMEOUT || w->status == DQ_WC_REMOTE_GONE ? DQ_ERR_UNREACHABLE : DQ_ERR_DEVICE,
+		eng_vc_fail(e, vc, w->status == DQ_WC_TIMEOUT || w->status == DQ_WC_REMOTE_GONE || w->status == DQ_WC_PATH_MTU ||
+			    w->status == DQ_WC_NOT_READY ? DQ_ERR_UNREACHABLE : DQ_ERR_DEVICE,
 			    "device %s: %s QP %u failed: %s (detail %u)", e->devices[vc->device].name, q == vc->qps ? "control" : "data",
 			    (unsigned)(q - vc->qps), status_text(w->status), w->vendor);
 		return;
@@ -275,16 +281,24 @@ void eng_vc_fail(struct dq_engine *e, struct eng_vc *vc, int32_t status, const c
 	e->fail_head = vc->id;
 }
 
-static void free_vc(struct dq_engine *e, struct eng_vc *vc)
+static void destroy_qps(struct dq_engine *e, struct eng_vc *vc)
 {
 	struct eng_device *d = &e->devices[vc->device];
 	for (uint32_t i = 0; i < vc->nqps; i++) {
-		if (vc->qps[i].qp) {
-			d->provider->qp_destroy(vc->qps[i].qp);
-			d->qps--;
-		}
-		free(vc->qps[i].batch);
+		if (!vc->qps[i].qp)
+			continue;
+		d->provider->qp_destroy(vc->qps[i].qp);
+		vc->qps[i].qp = NULL;
+		d->qps--;
 	}
+}
+
+static void free_vc(struct dq_engine *e, struct eng_vc *vc)
+{
+	struct eng_device *d = &e->devices[vc->device];
+	destroy_qps(e, vc);
+	for (uint32_t i = 0; i < vc->nqps; i++)
+		free(vc->qps[i].batch);
 	if (vc->buffers_mem)
 		d->provider->mem_deregister(vc->buffers_mem);
 	if (vc->buffers)
@@ -326,10 +340,12 @@ void eng_vc_reap(struct dq_engine *e)
 		struct dq_engine_event ev = { .type = DQ_EV_VC_DOWN, .path = vc->path, .vc = vc->id, .device = vc->device,
 					      .status = vc->fail_status };
 		e->fail_head = vc->next_failing;
-		/* Fence first: only then is it true that nothing can read or write the memory whose references fall. */
+		/* Fence all, so that the peer notices at once, then destroy all: only then is it true that nothing can read or
+		 * write the memory whose references fall. */
 		for (uint32_t i = 0; i < vc->nqps; i++)
 			if (vc->qps[i].qp)
 				provider_of(vc)->qp_fence(vc->qps[i].qp);
+		destroy_qps(e, vc);
 		eng_path_account(e, vc);
 		if (vc->state != ENG_VC_PREPARED) {
 			dq_vc_fail(&vc->core, vc->fail_status, e->now_ns);
@@ -411,7 +427,9 @@ static int make_qps(struct dq_engine *e, struct eng_vc *vc, struct eng_path *p, 
 	for (uint32_t i = 0; i < vc->nqps && !rc; i++) {
 		struct eng_qp *q = &vc->qps[i];
 		struct dq_qp_attr attr = { .ctx = q, .kind = i ? DQ_QP_DATA : DQ_QP_CONTROL, .send_depth = i ? vc->limits.depth : credits,
-					   .recv_depth = i ? vc->limits.depth : credits, .link = p->link };
+					   .recv_depth = i ? vc->limits.depth : credits, .link = p->link,
+					   .flow_label = eng_path_label(p, i), .ack_timeout_ns = p->profile.ack_timeout_ns,
+					   .retries = p->profile.retries };
 		q->vc = vc;
 		if (i) {
 			q->batch = calloc(ENG_BATCH, sizeof *q->batch);

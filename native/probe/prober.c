@@ -151,7 +151,7 @@ static int packet_send(struct dq_prober *p, const struct dq_target *t, enum dq_p
 	struct dq_probe_packet packet = { .type = type, .id = id, .token = t->token, .delta_ns = delta };
 	uint8_t bytes[DQ_PROBE_PACKET_BYTES];
 	dq_probe_packet_encode(&packet, bytes);
-	int rc = p->provider->dgram_send(p->dgram, &t->endpoint, t->link, (uint64_t)what << 32 | counter, bytes, sizeof bytes);
+	int rc = p->provider->dgram_send(p->dgram, &t->endpoint, t->flow_label, t->link, (uint64_t)what << 32 | counter, bytes, sizeof bytes);
 	return rc < 0 ? rc : 0;
 }
 
@@ -537,7 +537,7 @@ static void *run(void *arg)
 /* Commands */
 
 int dq_prober_target_set(dq_prober *p, uint32_t id, const uint8_t *endpoint, uint32_t endpoint_bytes, uint64_t token,
-			 void *link, uint64_t interval_ns, uint64_t phase_ns)
+			 uint32_t flow_label, void *link, uint64_t interval_ns, uint64_t phase_ns)
 {
 	if (id >= p->targets.max || endpoint_bytes == 0 || endpoint_bytes > DQ_ENDPOINT_MAX)
 		return -EINVAL;
@@ -549,6 +549,7 @@ int dq_prober_target_set(dq_prober *p, uint32_t id, const uint8_t *endpoint, uin
 	state_lock(p);
 	struct dq_target *t = dq_targets_set(&p->targets, id, &e);
 	t->token = token;
+	t->flow_label = flow_label;
 	t->link = link;
 	t->interval_ns = interval_ns;
 	if (t->extra == 0)

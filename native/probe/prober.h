@@ -67,9 +67,9 @@ int dq_prober_stop(dq_prober *p);   /* joins the thread and frees it */
 /* Endpoint of this prober, to be told in hello: bytes written to out (at most 96), or negative errno. */
 int dq_prober_endpoint(dq_prober *p, uint8_t *out);
 /* Add or change a peer: answered from now on; probed every interval_ns (0 = only answered), the first time after phase_ns.
- * link: emulated link towards it (of its path) or NULL; must stay until the target is removed. id: the caller's, < max_targets. */
+ * flow_label: of the data QP whose way probes and answers shall take, 20 bits. link: emulated link towards it (of its path) or NULL; must stay until the target is removed. id: the caller's, < max_targets. */
 int dq_prober_target_set(dq_prober *p, uint32_t id, const uint8_t *endpoint, uint32_t endpoint_bytes, uint64_t token,
-			 void *link, uint64_t interval_ns, uint64_t phase_ns);
+			 uint32_t flow_label, void *link, uint64_t interval_ns, uint64_t phase_ns);
 /* When it returns, link is used no more, and no sample is made for id until it is set again; those made before may still
  * wait in the ring: drain them before the id is used for another peer. */
 int dq_prober_target_remove(dq_prober *p, uint32_t id);

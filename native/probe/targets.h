@@ -12,6 +12,7 @@
 struct dq_target {
 	struct dq_endpoint endpoint;  /* len is 0: the id is not used */
 	uint64_t token;               /* the peer's: shown in everything sent there */
+	uint32_t flow_label;
 	struct dq_link *link;
 	uint64_t interval_ns;
 	struct dq_limiter limiter;

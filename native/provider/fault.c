@@ -53,6 +53,7 @@ struct fault_device {
 	uint32_t created;
 	uint64_t posted;
 	atomic_bool down;              /* also read by the thread of the datagram endpoint */
+	bool down_told;
 	struct held *held;             /* completions on their way to the caller: a ring of HELD */
 	uint32_t held_head, held_tail;
 	uint64_t held_last_ns;
@@ -316,6 +317,25 @@ static void fault_device_query(struct dq_device *d, struct dq_device_attr *out)
 	out->up &= !atomic_load(&dev->down);
 }
 
+static int fault_device_event(struct dq_device *d, struct dq_device_event *out)
+{
+	struct fault_device *dev = device_of(d);
+	const bool down = atomic_load(&dev->down);
+	if (down != dev->down_told) {
+		dev->down_told = down;
+		*out = (struct dq_device_event){.change = down ? DQ_DEVICE_DOWN : DQ_DEVICE_UP, .port = 1};
+		snprintf(out->text, sizeof out->text, "fault script: port-%s", down ? "down" : "up");
+		return 1;
+	}
+	return dev->base->device_event ? dev->base->device_event(dev->dev, out) : 0;
+}
+
+static int fault_device_readdress(struct dq_device *d, const char *address, struct dq_error *err)
+{
+	struct fault_device *dev = device_of(d);
+	return dev->base->device_readdress(dev->dev, address, err);
+}
+
 static int fault_mem_register(struct dq_device *d, const struct dq_mem_desc *desc, struct dq_mem **out, struct dq_error *err)
 {
 	struct fault_device *dev = device_of(d);
@@ -553,13 +573,13 @@ static void fault_dgram_endpoint(const struct dq_dgram *d, struct dq_endpoint *o
 	dgram_of_const(d)->dev->base->dgram_endpoint(dgram_of_const(d)->base, out);
 }
 
-static int fault_dgram_send(struct dq_dgram *d, const struct dq_endpoint *to, struct dq_link *link, uint64_t id, const void *data,
-			    uint16_t len)
+static int fault_dgram_send(struct dq_dgram *d, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id,
+			    const void *data, uint16_t len)
 {
 	const struct fault_dgram *dg = dgram_of(d);
 	if (atomic_load(&dg->dev->down))
 		return -ENETDOWN;
-	return dg->dev->base->dgram_send(dg->base, to, link, id, data, len);
+	return dg->dev->base->dgram_send(dg->base, to, flow_label, link, id, data, len);
 }
 
 static int fault_dgram_poll(struct dq_dgram *d, struct dq_dgram_event *out, unsigned n)
@@ -617,6 +637,9 @@ static void make_tables(void)
 		t->device_open = wrapped[i].open;
 		t->device_close = fault_device_close;
 		t->device_query = fault_device_query;
+		t->device_event = fault_device_event;
+		if (t->device_readdress)
+			t->device_readdress = fault_device_readdress;
 		t->mem_register = fault_mem_register;
 		t->qp_create = fault_qp_create;
 		t->qp_endpoint = fault_qp_endpoint;

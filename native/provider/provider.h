@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The provider table: everything the engine asks of a transport. One implementation a file (tcp.c; verbs, sim and fault
- * come beside it), found by dq_provider_find().
+ * The provider table: everything the engine asks of a transport. One implementation a file (tcp.c, verbs.c, fault.c), found by
+ * dq_provider_find().
  *
  * Threads: a device and all its QPs and memory objects are used by one thread at a time (the engine's). The datagram
  * endpoint of a device (dgram_*) is used by another single thread (the prober's). struct dq_link may be shared by both.
+ * Where mem_any_thread is set, mem_register and mem_deregister may be called from any thread: pinning pages takes long.
  * Errors: functions return 0 or a negative errno; those that take a struct dq_error also fill its text. Nothing aborts.
  * Units: bytes, nanoseconds of CLOCK_MONOTONIC, bits per second.
  */
@@ -28,8 +29,12 @@ struct dq_endpoint {
 
 struct dq_device_config {
 	char name[32];
-	char address[64];            /* tcp: numeric local address, v4 or v6; verbs: device name */
-	uint16_t port;               /* tcp: listen port, 0 = any */
+	char address[64];            /* tcp: numeric local address, v4 or v6; verbs: name of the RDMA device, such as mlx5_0 */
+	char gid[64];                /* verbs: the GID to use, as text; "" = the first usable one of RoCE v2, or of the port */
+	uint16_t port;               /* tcp: listen port, 0 = any; verbs: port of the RDMA device, 0 = 1 */
+	uint8_t traffic_class;       /* verbs: of data, control and probes */
+	uint8_t service_level;       /* verbs */
+	uint64_t max_registration_bytes; /* verbs: larger registrations are made in pieces; 0 = what the device allows */
 	uint64_t rate_bps;           /* link rate told by the configuration; 0 = ask the device */
 	uint32_t mtu;                /* 0 = ask the device */
 	uint64_t heartbeat_ns;       /* silence after which a heartbeat is sent on a QP, 0 = 1 s */
@@ -47,7 +52,22 @@ struct dq_device_attr {
 	bool dmabuf;                 /* dma-buf registration was proved to work */
 	bool up;
 	uint64_t noise_ns;           /* wake-up noise of completion times: a delay below this says nothing about the fabric */
-	char address[64];            /* text: "127.0.0.1:40123" */
+	char address[64];            /* text: "127.0.0.1:40123"; verbs: the GID in use */
+};
+
+/* What happened to a device, each change once. */
+enum dq_device_change {
+	DQ_DEVICE_UP = 1,            /* its port works again */
+	DQ_DEVICE_DOWN = 2,          /* its port went down; QPs may survive a short outage */
+	DQ_DEVICE_ADDRESS = 3,       /* its table of addresses (GIDs) changed; the one in use may be gone */
+	DQ_DEVICE_FATAL = 4,         /* it is gone, or its driver gave up: everything on it fails */
+	DQ_DEVICE_OTHER = 5,         /* told for the log only */
+};
+
+struct dq_device_event {
+	uint32_t change;             /* enum dq_device_change */
+	uint32_t port;
+	char text[120];              /* the provider's name of it: "port 1: IBV_EVENT_PORT_ERR" */
 };
 
 enum dq_access { DQ_ACCESS_REMOTE_WRITE = 1u, DQ_ACCESS_REMOTE_READ = 2u }; /* local access is implied */
@@ -75,8 +95,10 @@ struct dq_qp_attr {
 	uint32_t send_depth;         /* writes or sends posted and not yet completed */
 	uint32_t recv_depth;         /* control: receives posted by post_recv; data: incoming writes-with-immediate */
 	struct dq_link *link;        /* emulated link for what this QP sends, or NULL; must outlive the QP */
-	uint8_t traffic_class;
-	uint32_t flow_label;
+	uint8_t traffic_class;       /* 0 = the device's */
+	uint32_t flow_label;         /* 20 bits: entropy for ECMP; tcp ignores it */
+	uint32_t retries;            /* verbs: after so many acknowledgement time-outs the QP fails, 0..7 */
+	uint64_t ack_timeout_ns;     /* verbs: rounded up to 4.096 us * 2^n; 0 = 67 ms */
 };
 
 struct dq_write {                /* RDMA WRITE WITH IMMEDIATE */
@@ -120,6 +142,9 @@ enum dq_wc_status {
 	DQ_WC_TIMEOUT,               /* no progress before the deadline, or connection not made in time */
 	DQ_WC_LOCAL,                 /* local error: memory, length */
 	DQ_WC_PROTOCOL,              /* the peer sent what this version does not understand */
+	DQ_WC_NOT_READY,             /* the peer had no receive posted, again and again */
+	DQ_WC_PATH_MTU,              /* small packets reach the peer and come back, packets of the path MTU do not */
+	DQ_WC_DEVICE,                /* the local device or its port failed */
 };
 
 struct dq_wc {
@@ -149,14 +174,22 @@ struct dq_dgram_event {
 
 struct dq_provider {
 	const char *name;
+	bool mem_any_thread;
 
 	int (*device_open)(const struct dq_device_config *cfg, struct dq_device **out, struct dq_error *err);
 	void (*device_close)(struct dq_device *dev);              /* QPs and memory must be gone */
 	void (*device_query)(struct dq_device *dev, struct dq_device_attr *out);
+	/* The next change, as found by poll: 1, or 0 when there is none. NULL: this provider tells none. */
+	int (*device_event)(struct dq_device *dev, struct dq_device_event *out);
+	/* Use another local address (verbs: a GID as text) from now on. QPs and datagram endpoints that exist keep the old one.
+	 * NULL: cannot be changed. */
+	int (*device_readdress)(struct dq_device *dev, const char *address, struct dq_error *err);
 
 	int (*mem_register)(struct dq_device *dev, const struct dq_mem_desc *desc, struct dq_mem **out, struct dq_error *err);
 	void (*mem_deregister)(struct dq_mem *mem);               /* no work that uses it may be outstanding */
-	void (*mem_key)(const struct dq_mem *mem, struct dq_mem_key *out);
+	/* What a peer needs to write into [offset, offset + len) of it; out->addr is that of offset. -ERANGE: not one key covers
+	 * them, as memory registered in pieces has one only for ranges of half a piece. */
+	int (*mem_key)(const struct dq_mem *mem, uint64_t offset, uint64_t len, struct dq_mem_key *out);
 	int (*mem_flush)(struct dq_mem *mem, uint64_t offset);    /* order earlier incoming writes before reads by a GPU; no-op on tcp */
 
 	int (*qp_create)(struct dq_device *dev, const struct dq_qp_attr *attr, struct dq_qp **out, struct dq_error *err);
@@ -185,7 +218,8 @@ struct dq_provider {
 	int (*dgram_open)(struct dq_device *dev, struct dq_dgram **out, struct dq_error *err);
 	void (*dgram_close)(struct dq_dgram *dg);
 	void (*dgram_endpoint)(const struct dq_dgram *dg, struct dq_endpoint *out);
-	int (*dgram_send)(struct dq_dgram *dg, const struct dq_endpoint *to, struct dq_link *link, uint64_t id,
+	/* flow_label: as of the QP whose way through the fabric it shall take; tcp ignores it. */
+	int (*dgram_send)(struct dq_dgram *dg, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id,
 			  const void *data, uint16_t len);
 	int (*dgram_poll)(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n);
 	int (*dgram_fd)(const struct dq_dgram *dg);
@@ -193,7 +227,7 @@ struct dq_provider {
 	const char *(*dgram_time_source)(const struct dq_dgram *dg); /* "kernel", "completion", "software", "virtual" */
 };
 
-/* By name: "tcp", "fault:tcp" (fault.h), ...; NULL when this build has no such provider. */
+/* By name: "tcp", "verbs", "fault:tcp" (fault.h), ...; NULL when this build has no such provider. */
 const struct dq_provider *dq_provider_find(const char *name);
 
 #endif

@@ -285,7 +285,7 @@ static inline void dq_tcp_cq_push(struct dq_tcp_qp *qp, const struct dq_wc *wc)
 
 int dq_tcp_mem_register(struct dq_device *dev, const struct dq_mem_desc *desc, struct dq_mem **out, struct dq_error *err);
 void dq_tcp_mem_deregister(struct dq_mem *mem);
-void dq_tcp_mem_key(const struct dq_mem *mem, struct dq_mem_key *out);
+int dq_tcp_mem_key(const struct dq_mem *mem, uint64_t offset, uint64_t len, struct dq_mem_key *out);
 int dq_tcp_mem_flush(struct dq_mem *mem, uint64_t offset);
 bool dq_tcp_mem_probe_dmabuf(struct dq_tcp_device *dev);
 
@@ -362,7 +362,7 @@ void dq_tcp_qp_receive(struct dq_tcp_qp *qp);
 int dq_tcp_dgram_open(struct dq_device *dev, struct dq_dgram **out, struct dq_error *err);
 void dq_tcp_dgram_close(struct dq_dgram *dg);
 void dq_tcp_dgram_endpoint(const struct dq_dgram *dg, struct dq_endpoint *out);
-int dq_tcp_dgram_send(struct dq_dgram *dg, const struct dq_endpoint *to, struct dq_link *link, uint64_t id, const void *data,
+int dq_tcp_dgram_send(struct dq_dgram *dg, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id, const void *data,
 		      uint16_t len);
 int dq_tcp_dgram_poll(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n);
 int dq_tcp_dgram_fd(const struct dq_dgram *dg);

@@ -194,12 +194,13 @@ static void send_out(struct dq_tcp_dgram *dg, struct send *s)
 	s->state = dg->stamps ? SEND_STAMP : SEND_DONE;
 }
 
-int dq_tcp_dgram_send(struct dq_dgram *d, const struct dq_endpoint *to, struct dq_link *link, uint64_t id, const void *data,
-		      uint16_t len)
+int dq_tcp_dgram_send(struct dq_dgram *d, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id,
+		      const void *data, uint16_t len)
 {
 	struct dq_tcp_dgram *dg = dgram_of(d);
 	struct dq_tcp_peer peer;
 
+	(void)flow_label; /* TCP connections and UDP datagrams have ports of their own: there is no way to share */
 	if (len > PAYLOAD)
 		return -EMSGSIZE;
 	int rc = dq_tcp_endpoint_get(to, DQ_TCP_ENDPOINT_DGRAM, &dg->addr, &peer, NULL);

@@ -133,11 +133,14 @@ void dq_tcp_mem_deregister(struct dq_mem *m)
 	free(mem);
 }
 
-void dq_tcp_mem_key(const struct dq_mem *m, struct dq_mem_key *out)
+int dq_tcp_mem_key(const struct dq_mem *m, uint64_t offset, uint64_t len, struct dq_mem_key *out)
 {
 	const struct dq_tcp_mem *mem = (const struct dq_tcp_mem *)(const void *)m;
-	out->addr = 0;
+	if (offset > mem->len || len > mem->len - offset)
+		return -ERANGE;
+	out->addr = offset;
 	out->key = mem->key;
+	return 0;
 }
 
 int dq_tcp_mem_flush(struct dq_mem *m, uint64_t offset)

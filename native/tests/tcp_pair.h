@@ -56,7 +56,7 @@ static inline void side_open(struct side *s, const char *provider, const char *n
 	const struct dq_mem_desc desc = {.addr = s->bytes, .len = MEMORY_BYTES, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
 	if (s->p->mem_register(s->dev, &desc, &s->mem, &err))
 		fail_msg("%s", err.text);
-	s->p->mem_key(s->mem, &s->key);
+	s->p->mem_key(s->mem, 0, 1, &s->key);
 }
 
 static inline void side_close(struct side *s)

@@ -221,8 +221,8 @@ static void test_port_down(void **state)
 	assert_int_equal(count(&t.a, DQ_WC_WRITE, NULL), 5);
 	t.a.p->device_query(t.a.dev, &attr);
 	assert_false(attr.up);
-	assert_int_equal(t.a.p->dgram_send(da, &to_b, NULL, 1, "x", 1), -ENETDOWN);
-	assert_int_equal(t.b.p->dgram_send(db, &to_a, NULL, 1, "x", 1), 0);
+	assert_int_equal(t.a.p->dgram_send(da, &to_b, 0, NULL, 1, "x", 1), -ENETDOWN);
+	assert_int_equal(t.b.p->dgram_send(db, &to_a, 0, NULL, 1, "x", 1), 0);
 	struct pollfd fd = {.fd = t.a.p->dgram_fd(da), .events = POLLIN};
 	assert_int_equal(poll(&fd, 1, 30000), 1);
 	assert_int_equal(t.a.p->dgram_poll(da, ev, 8), 0);
@@ -241,7 +241,7 @@ static void test_port_down(void **state)
 	t.a.logged = t.b.logged = 0;
 	write_some(&t, qa[0], 16);
 	PUMP_UNTIL(&t, t.a.logged == 16 && t.b.logged == 16);
-	assert_int_equal(t.a.p->dgram_send(da, &to_b, NULL, 1, "x", 1), 0);
+	assert_int_equal(t.a.p->dgram_send(da, &to_b, 0, NULL, 1, "x", 1), 0);
 	destroy_both(&t, qa[0], qb[0]);
 	t.a.p->dgram_close(da);
 	t.b.p->dgram_close(db);

@@ -99,7 +99,7 @@ static void host_stop(struct host *h)
 
 static void host_knows(struct host *h, uint32_t id, const struct host *peer, struct dq_link *link, uint64_t interval_ns)
 {
-	assert_int_equal(dq_prober_target_set(h->prober, id, peer->endpoint, peer->endpoint_bytes, peer->token, link,
+	assert_int_equal(dq_prober_target_set(h->prober, id, peer->endpoint, peer->endpoint_bytes, peer->token, 0, link,
 					      interval_ns, 0), 0);
 }
 
@@ -170,13 +170,13 @@ static void peer_stop(struct peer *peer)
 
 static void host_knows_peer(struct host *h, uint32_t id, const struct peer *peer, uint64_t interval_ns)
 {
-	assert_int_equal(dq_prober_target_set(h->prober, id, peer->endpoint.data, peer->endpoint.len, peer->token, NULL,
+	assert_int_equal(dq_prober_target_set(h->prober, id, peer->endpoint.data, peer->endpoint.len, peer->token, 0, NULL,
 					      interval_ns, 0), 0);
 }
 
 static void peer_send_bytes(struct peer *peer, const void *bytes, size_t len)
 {
-	assert_true(tcp->dgram_send(peer->dgram, &peer->prober, NULL, 0, bytes, (uint16_t)len) >= 0);
+	assert_true(tcp->dgram_send(peer->dgram, &peer->prober, 0, NULL, 0, bytes, (uint16_t)len) >= 0);
 }
 
 static void peer_send(struct peer *peer, enum dq_probe_type type, uint64_t id, uint64_t token, int64_t delta)
@@ -303,7 +303,7 @@ static void probes_start_after_the_phase_and_keep_the_interval(void **state)
 	host_start(&b);
 	host_knows(&b, 0, &a, NULL, 0);
 	uint64_t before = now_ns();
-	assert_int_equal(dq_prober_target_set(a.prober, 0, b.endpoint, b.endpoint_bytes, b.token, NULL, interval, phase), 0);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, b.endpoint, b.endpoint_bytes, b.token, 0, NULL, interval, phase), 0);
 	samples_take(&a, s, N);
 	for (unsigned i = 0; i < N; i++)
 		assert_true(s[i].time_ns >= before + phase + i * interval);
@@ -729,7 +729,7 @@ static void a_target_can_be_removed_while_probes_are_under_way(void **state)
 	peer_start(&silent, &a);
 	for (unsigned round = 0; round < 5; round++) {
 		struct dq_link *link = link_make(MS);
-		assert_int_equal(dq_prober_target_set(a.prober, 0, silent.endpoint.data, silent.endpoint.len, silent.token, link,
+		assert_int_equal(dq_prober_target_set(a.prober, 0, silent.endpoint.data, silent.endpoint.len, silent.token, 0, link,
 						      MS, 0), 0);
 		while (peer_receive(&silent).type != DQ_PROBE_PROBE)
 			;
@@ -789,7 +789,7 @@ static void the_known_are_found_after_many_changes(void **state)
 				count -= there[id];
 				there[id] = false;
 			} else {
-				assert_int_equal(dq_prober_target_set(a.prober, id, endpoint, sizeof endpoint, 1, NULL, 0, 0), 0);
+				assert_int_equal(dq_prober_target_set(a.prober, id, endpoint, sizeof endpoint, 1, 0, NULL, 0, 0), 0);
 				count += !there[id];
 				there[id] = true;
 			}
@@ -826,7 +826,7 @@ static void *flood_run(void *arg)
 		struct dq_probe_packet p = { .type = DQ_PROBE_PROBE, .id = id, .token = f->token + id % 2 };
 		uint8_t bytes[DQ_PROBE_PACKET_BYTES];
 		dq_probe_packet_encode(&p, bytes);
-		tcp->dgram_send(f->peer.dgram, &f->peer.prober, NULL, id, bytes, sizeof bytes);
+		tcp->dgram_send(f->peer.dgram, &f->peer.prober, 0, NULL, id, bytes, sizeof bytes);
 		tcp->dgram_poll(f->peer.dgram, events, 32);
 	}
 	return NULL;
@@ -1120,12 +1120,12 @@ static void wrong_arguments_are_refused(void **state)
 	tcp->device_close(dev);
 
 	host_start_with(&a, tcp, (struct dq_prober_config){ .max_targets = 10 });
-	assert_int_equal(dq_prober_target_set(a.prober, 10, endpoint, 6, 1, NULL, 0, 0), -EINVAL);
-	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 0, 1, NULL, 0, 0), -EINVAL);
-	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, sizeof endpoint, 1, NULL, 0, 0), -EINVAL);
-	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, NULL, MS - 1, 0), -ERANGE);
-	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, NULL, UINT64_MAX, 0), -ERANGE);
-	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, NULL, SECOND, UINT64_MAX), -ERANGE);
+	assert_int_equal(dq_prober_target_set(a.prober, 10, endpoint, 6, 1, 0, NULL, 0, 0), -EINVAL);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 0, 1, 0, NULL, 0, 0), -EINVAL);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, sizeof endpoint, 1, 0, NULL, 0, 0), -EINVAL);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, 0, NULL, MS - 1, 0), -ERANGE);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, 0, NULL, UINT64_MAX, 0), -ERANGE);
+	assert_int_equal(dq_prober_target_set(a.prober, 0, endpoint, 6, 1, 0, NULL, SECOND, UINT64_MAX), -ERANGE);
 	assert_int_equal(dq_prober_target_remove(a.prober, 10), -EINVAL);
 	assert_int_equal(dq_prober_target_remove(a.prober, 9), -ENOENT);
 	assert_int_equal(dq_prober_once(a.prober, 10), -EINVAL);

@@ -367,7 +367,7 @@ static void test_access_violations(void **state)
 	bad.len = 64;
 	refuse_write(&t, bad);                                   /* sum wraps */
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &other, &err), 0);
-	t.b.p->mem_key(other, &key);
+	t.b.p->mem_key(other, 0, 1, &key);
 	bad = write_of(&t.a, &t.b, 1, 0, 64);
 	bad.remote_addr = key.addr;
 	bad.remote_key = key.key;
@@ -375,7 +375,7 @@ static void test_access_violations(void **state)
 	t.b.p->mem_deregister(other);
 	desc.access = DQ_ACCESS_REMOTE_WRITE;
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &other, &err), 0);
-	t.b.p->mem_key(other, &key);
+	t.b.p->mem_key(other, 0, 1, &key);
 	bad.remote_key = key.key;
 	t.b.p->mem_deregister(other);
 	refuse_write(&t, bad);                                   /* deregistered */
@@ -398,7 +398,7 @@ static void test_deregister_under_write(void **state)
 	(void)state;
 	pair_open(&t, 0, 0);
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
-	t.b.p->mem_key(mem, &key);
+	t.b.p->mem_key(mem, 0, 1, &key);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
 	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_WRITE, .len = 8192, .addr = key.addr, .key = key.key});
 	static uint8_t payload[8192];
@@ -713,7 +713,7 @@ static void test_frame_fuzz(void **state)
 	struct dq_mem *mem;
 	struct dq_mem_key key;
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
-	t.b.p->mem_key(mem, &key);
+	t.b.p->mem_key(mem, 0, 1, &key);
 	for (int round = 0; round < 1500; round++) {
 		t.a.logged = t.b.logged = 0;
 		int fd = raw_qp(&t, round % 2 ? DQ_QP_CONTROL : DQ_QP_DATA, &qp);
@@ -812,7 +812,7 @@ static void test_segment_limit(void **state)
 	assert_ptr_not_equal(bytes, MAP_FAILED);
 	pair_open(&t, 0, 0);
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
-	t.b.p->mem_key(mem, &key);
+	t.b.p->mem_key(mem, 0, 1, &key);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
 	const struct dq_write own = {.mem = mem, .len = DQ_MAX_SEGMENT_BYTES + 1};
 	assert_int_equal(t.b.p->post_write(qp, &own, 1), -EINVAL);
@@ -1332,7 +1332,7 @@ static void test_datagrams(void **state)
 		struct dq_endpoint from = {0};
 		const uint64_t before = clock_ns();
 		const uint64_t guard = before + 60000000000u;
-		assert_int_equal(p->dgram_send(da, &to, NULL, id, text, 5), 0);
+		assert_int_equal(p->dgram_send(da, &to, 0, NULL, id, text, 5), 0);
 		while (!sent || !received || !echoed || !back) {
 			int n = p->dgram_poll(da, ev, 8);
 			for (int i = 0; i < n; i++) {
@@ -1353,7 +1353,7 @@ static void test_datagrams(void **state)
 					assert_memory_equal(ev[i].data, text, 5);
 					received = ev[i].time_ns;
 					from = ev[i].from;
-					assert_int_equal(p->dgram_send(db, &from, NULL, 1000 + id, answer, sizeof answer), 0);
+					assert_int_equal(p->dgram_send(db, &from, 0, NULL, 1000 + id, answer, sizeof answer), 0);
 				} else {
 					assert_int_equal(ev[i].id, 1000 + id);
 					echoed = ev[i].time_ns;
@@ -1382,7 +1382,7 @@ static void test_datagrams(void **state)
 		assert_true(sendto(fd, noise, len, 0, (struct sockaddr *)&addr, sizeof addr) >= 0);
 	}
 	close(fd);
-	assert_int_equal(p->dgram_send(da, &to, NULL, 7, text, 5), 0);
+	assert_int_equal(p->dgram_send(da, &to, 0, NULL, 7, text, 5), 0);
 	for (bool got = false; !got;) {
 		struct dq_dgram_event ev[8];
 		int n = p->dgram_poll(db, ev, 8);
@@ -1393,9 +1393,9 @@ static void test_datagrams(void **state)
 		}
 		n = p->dgram_poll(da, ev, 8);
 	}
-	assert_int_equal(p->dgram_send(da, &to, NULL, 1, text, 129), -EMSGSIZE);
+	assert_int_equal(p->dgram_send(da, &to, 0, NULL, 1, text, 129), -EMSGSIZE);
 	to.data[1] = DQ_TCP_ENDPOINT_QP;
-	assert_int_equal(p->dgram_send(da, &to, NULL, 1, text, 5), -EINVAL);
+	assert_int_equal(p->dgram_send(da, &to, 0, NULL, 1, text, 5), -EINVAL);
 	p->dgram_close(da);
 	p->dgram_close(db);
 	pair_close(&t);
@@ -1418,7 +1418,7 @@ static void test_datagram_sleep(void **state)
 	struct dq_dgram_event ev[8];
 	unsigned sent = 0;
 	for (int i = 0; i < 20; i++)
-		assert_int_equal(p->dgram_send(da, &to, NULL, 1, "x", 1), 0);
+		assert_int_equal(p->dgram_send(da, &to, 0, NULL, 1, "x", 1), 0);
 	const uint64_t guard = clock_ns() + 60000000000u;
 	while (sent < 20) {
 		sent += (unsigned)p->dgram_poll(da, ev, 8);

@@ -272,10 +272,11 @@ static void on_release(void *user, uint64_t mem)
 	release(&e->world->hosts[e->host], (uint32_t)mem - 1);
 }
 
-static void on_key(void *user, struct dq_vc *vc, uint64_t mem, uint64_t offset, uint64_t *addr, uint64_t *key)
+static void on_key(void *user, struct dq_vc *vc, uint64_t mem, uint64_t offset, uint64_t bytes, uint64_t *addr, uint64_t *key)
 {
 	struct vp_end *e = user;
 	(void)vc;
+	(void)bytes;
 	*addr = ADDR(mem - 1, offset);
 	*key = KEY(e->host, (uint32_t)mem - 1);
 }

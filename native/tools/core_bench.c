@@ -223,9 +223,9 @@ static void on_release(void *user, uint64_t mem)
 	(void)user, (void)mem;
 }
 
-static void on_key(void *user, struct dq_vc *vc, uint64_t mem, uint64_t offset, uint64_t *addr, uint64_t *key)
+static void on_key(void *user, struct dq_vc *vc, uint64_t mem, uint64_t offset, uint64_t bytes, uint64_t *addr, uint64_t *key)
 {
-	(void)user, (void)vc;
+	(void)user, (void)vc, (void)bytes;
 	*addr = offset;
 	*key = mem;
 }

@@ -105,7 +105,7 @@ static void set_up(struct end *e, const struct options *o, int sock, bool dial)
 	const struct dq_mem_desc desc = {.addr = memory, .len = size, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
 	if (e->p->mem_register(e->dev, &desc, &e->mem, &err))
 		die("mem_register", err.text);
-	e->p->mem_key(e->mem, &mine.key);
+	e->p->mem_key(e->mem, 0, size, &mine.key);
 	for (uint32_t i = 0; i < o->qps; i++) {
 		if (e->p->qp_create(e->dev, &attr, &e->qps[i], &err))
 			die("qp_create", err.text);
