@@ -371,7 +371,7 @@ static void probe_all(struct prober *pr)
 	pr->p->dgram_endpoint(pr->far, &to);
 	for (int i = 0; i < pr->probes; i++) {
 		uint64_t sent = 0, arrived = 0, answered = 0, back = 0;
-		if (pr->p->dgram_send(pr->near, &to, pr->there, (uint64_t)i, "ping", 4) != 0)
+		if (pr->p->dgram_send(pr->near, &to, 0, pr->there, (uint64_t)i, "ping", 4) != 0)
 			return;
 		while (!sent || !arrived || !answered || !back) {
 			struct dq_dgram_event ev[4];
@@ -382,7 +382,7 @@ static void probe_all(struct prober *pr)
 			for (int k = 0; k < n; k++) {
 				if (ev[k].kind == DQ_DGRAM_RECEIVED) {
 					arrived = ev[k].time_ns;
-					if (pr->p->dgram_send(pr->far, &ev[k].from, pr->back, 9, "pong", 4) != 0)
+					if (pr->p->dgram_send(pr->far, &ev[k].from, 0, pr->back, 9, "pong", 4) != 0)
 						return;
 				} else {
 					answered = ev[k].time_ns;
@@ -453,7 +453,7 @@ static void test_datagram_sees_queue(void **state)
 	t.a.logged = t.b.logged = 0;
 	const struct dq_write wr = write_of(&t.a, &t.b, 1, 0, 1000000); /* 400 ms: the next line is reached before */
 	assert_int_equal(t.a.p->post_write(qa, &wr, 1), 1);
-	assert_int_equal(t.a.p->dgram_send(da, &to, ab, 1, "0123456789", 10), 0);
+	assert_int_equal(t.a.p->dgram_send(da, &to, 0, ab, 1, "0123456789", 10), 0);
 	const uint64_t guard = clock_ns() + 60000000000u;
 	while (!arrived || t.a.logged == 0) {
 		pair_poll(&t);

@@ -951,10 +951,10 @@ static void a_missing_send_event_is_made_up_for(void **state)
 	}
 }
 
-static int send_refused(struct dq_dgram *dg, const struct dq_endpoint *to, struct dq_link *link, uint64_t id, const void *data,
-			uint16_t len)
+static int send_refused(struct dq_dgram *dg, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id,
+			const void *data, uint16_t len)
 {
-	(void)dg, (void)to, (void)link, (void)id, (void)data, (void)len;
+	(void)dg, (void)to, (void)flow_label, (void)link, (void)id, (void)data, (void)len;
 	return -ENETUNREACH;
 }
 

@@ -1020,7 +1020,7 @@ static void test_ipv6(void **state)
 	for (int s = 0; s < 2; s++) {
 		const struct dq_mem_desc desc = {.addr = sides[s]->bytes, .len = MEMORY_BYTES, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
 		assert_int_equal(p->mem_register(sides[s]->dev, &desc, &sides[s]->mem, &err), 0);
-		p->mem_key(sides[s]->mem, &sides[s]->key);
+		p->mem_key(sides[s]->mem, 0, 1, &sides[s]->key);
 	}
 	struct dq_device_attr attr;
 	p->device_query(six, &attr);
