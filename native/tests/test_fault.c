@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fault provider over tcp: each rule does what it says, exactly, and nothing else. */
-#include "tcp_pair.h"
+#include "transport_pair.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -11,8 +11,8 @@
 
 static void fault_pair(struct pair *t)
 {
-	side_open(&t->a, "fault:tcp", "a", 0, 0);
-	side_open(&t->b, "tcp", "b", 0, 0);
+	side_open(&t->a, "fault:tcp", "a", "127.0.0.1", 0, 0);
+	side_open(&t->b, "tcp", "b", "127.0.0.1", 0, 0);
 }
 
 static void script(struct side *s, const char *text)

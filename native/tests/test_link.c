@@ -3,7 +3,7 @@
  * The emulated link. Its times are virtual and exact: what is checked here to the nanosecond does not depend on how late
  * the machine woke anyone up.
  */
-#include "tcp_pair.h"
+#include "transport_pair.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -96,7 +96,7 @@ static void test_round_trip(void **state)
 	struct dq_link *ab = link_make(300000, 0), *ba = link_make(200000, 0);
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 4, ab, ba, &qa, &qb);
 	for (uint64_t i = 0; i < 50; i++) {
 		t.a.logged = t.b.logged = 0;
@@ -134,7 +134,7 @@ static void test_both_directions(void **state)
 	uint64_t x = 88172645463325252ull;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 32, link[0], link[1], &qp[0], &qp[1]);
 	struct side *sides[2] = {&t.a, &t.b};
 	t.a.logged = t.b.logged = 0;
@@ -172,7 +172,7 @@ static void test_throughput(void **state)
 	struct dq_link *ab = link_make(500000, 100000000), *ba = link_make(500000, 100000000);
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	for (int q = 0; q < QPS; q++)
 		qp_pair(&t, DQ_QP_DATA, EACH, ab, ba, &qa[q], &qb[q]);
 	t.a.logged = t.b.logged = 0;
@@ -213,7 +213,7 @@ static void test_coalesced_acknowledgement(void **state)
 	struct dq_link *ab = link_make(100000, 1000000000);
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, N, ab, NULL, &qa, &qb);
 	t.a.logged = t.b.logged = 0;
 	struct dq_write wr[N];
@@ -242,7 +242,7 @@ static void test_control_passes_data(void **state)
 	struct dq_link *ab = link_make(200000, 10000000), *ba = link_make(200000, 10000000);
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 4, ab, ba, &da, &db);
 	qp_pair(&t, DQ_QP_CONTROL, 4, ab, ba, &ca, &cb);
 	t.a.logged = t.b.logged = 0;
@@ -275,7 +275,7 @@ static void test_sleeping(void **state)
 	unsigned rounds = 0;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 4, ab, ba, &qa, &qb);
 	for (uint64_t i = 0; i < 10; i++) {
 		t.a.logged = t.b.logged = 0;
@@ -309,7 +309,7 @@ static void test_long_queue_is_no_timeout(void **state)
 	struct dq_link *ab = link_make(MS, 10000000), *ba = link_make(MS, 0);
 
 	(void)state;
-	pair_open(&t, 20 * MS, 60 * MS);
+	pair_open_tcp(&t, 20 * MS, 60 * MS);
 	qp_pair(&t, DQ_QP_DATA, 4, ab, ba, &qa, &qb);
 	t.a.logged = t.b.logged = 0;
 	const struct dq_write wr[2] = {write_of(&t.a, &t.b, 1, 0, 250000), write_of(&t.a, &t.b, 2, 0, 125000)}; /* 200 ms, 100 ms */
@@ -333,7 +333,7 @@ static void test_fence_while_held(void **state)
 	struct dq_link *ab = link_make(60000u * (uint64_t)MS, 0);
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 4, ab, NULL, &qa, &qb);
 	t.a.logged = t.b.logged = 0;
 	const struct dq_write wr = write_of(&t.a, &t.b, 1, 0, 1000);
@@ -414,7 +414,7 @@ static void test_datagram_round_trip(void **state)
 	struct prober pr = {.delay_ns = 400000, .probes = 30};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	pr.p = t.a.p;
 	pr.there = link_make(pr.delay_ns, 0);
 	pr.back = link_make(pr.delay_ns, 0);
@@ -445,7 +445,7 @@ static void test_datagram_sees_queue(void **state)
 	uint64_t arrived = 0;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 16, ab, NULL, &qa, &qb);
 	assert_int_equal(t.a.p->dgram_open(t.a.dev, &da, &err), 0);
 	assert_int_equal(t.b.p->dgram_open(t.b.dev, &db, &err), 0);
@@ -481,7 +481,7 @@ static void test_two_threads_share_a_link(void **state)
 	pthread_t thread;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	pr.p = t.a.p;
 	pr.there = link_make(pr.delay_ns, 2000000000);
 	pr.back = link_make(pr.delay_ns, 0);

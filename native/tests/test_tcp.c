@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tcp provider over real sockets on loopback. Whatever a peer sends, this end stays whole. */
-#include "tcp_pair.h"
+#include "transport_pair.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -109,7 +109,7 @@ static void test_random_traffic(void **state)
 	struct { uint32_t len, cell; } flight[2][QPS][256];
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	struct side *sides[2] = {&t.a, &t.b};
 	for (int q = 0; q < QPS; q++)
 		qp_pair(&t, DQ_QP_DATA, DEPTH, NULL, NULL, &qps[0][q], &qps[1][q]);
@@ -190,7 +190,7 @@ static void test_sizes(void **state)
 	uint64_t seed = 9;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &qa, &qb);
 	for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		for (uint32_t k = 0; k < MEMORY_BYTES; k += 8) {
@@ -219,7 +219,7 @@ static void test_control_follows_segment(void **state)
 	struct dq_qp *da, *db, *ca, *cb;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
 	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
 	for (uint64_t i = 0; i < 200; i++) {
@@ -254,7 +254,7 @@ static void test_backpressure(void **state)
 	unsigned posted = 0, done = 0, seen = 0;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 256, NULL, NULL, &qa, &qb);
 	while (done < WRITES || seen < WRITES) {
 		struct dq_wc wc[64];
@@ -283,7 +283,7 @@ static void test_arm_and_sleep(void **state)
 	struct dq_qp *qa, *qb;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
 	struct pollfd fds[2] = {{.fd = t.a.p->event_fd(t.a.dev), .events = POLLIN}, {.fd = t.b.p->event_fd(t.b.dev), .events = POLLIN}};
 	for (unsigned i = 0; i < 300; i++) {
@@ -347,7 +347,7 @@ static void test_access_violations(void **state)
 	struct dq_mem_desc desc = {.addr = small, .len = sizeof small, .dmabuf_fd = -1};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	struct dq_write bad = write_of(&t.a, &t.b, 1, 0, 64);
 	bad.remote_key ^= 1ull << 40;
 	refuse_write(&t, bad);                                   /* wrong key */
@@ -396,7 +396,7 @@ static void test_deregister_under_write(void **state)
 	const struct dq_mem_desc desc = {.addr = bytes, .len = 8192, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
 	t.b.p->mem_key(mem, 0, 1, &key);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
@@ -427,7 +427,7 @@ static void test_deregister_posted(void **state)
 	const struct dq_mem_desc desc = {.addr = bytes, .len = 65536, .dmabuf_fd = -1};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	assert_int_equal(t.a.p->mem_register(t.a.dev, &desc, &mem, &err), 0);
 	qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
 	struct dq_write wr = write_of(&t.a, &t.b, 5, 0, 65536);
@@ -451,7 +451,7 @@ static void test_send_without_receive(void **state)
 	const struct dq_send sd = {.wr_id = 3, .len = 0};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	for (int round = 0; round < 2; round++) {
 		t.a.logged = t.b.logged = 0;
 		qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &qa, &qb);
@@ -499,7 +499,7 @@ static void test_garbage_on_listener(void **state)
 	uint64_t seed = 42;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	for (int i = 0; i < 300; i++) {
 		uint8_t bytes[512];
 		const uint32_t n = prng_below(&seed, sizeof bytes + 1);
@@ -531,7 +531,7 @@ static void test_token(void **state)
 	uint8_t hello[DQ_TCP_HELLO_BYTES], bad[DQ_TCP_HELLO_BYTES];
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	peer = raw_endpoint(&t.a, 77, raw_token);
 	qp = qp_make(&t.b, DQ_QP_DATA, 4, NULL, NULL);
 	t.b.p->qp_endpoint(qp, &own);
@@ -582,7 +582,7 @@ static void test_version_is_told(void **state)
 	struct dq_tcp_hello answer = {0};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	/* This end as the passive one. */
 	struct dq_endpoint nobody = raw_endpoint(&t.b, 5, raw_token);
 	raw_hello_bytes(hello, &nobody, 77, raw_token);
@@ -636,7 +636,7 @@ static void test_silent_connections(void **state)
 	static int fds[MANY];
 
 	(void)state;
-	pair_open(&t, 1000 * MS, 300 * MS);
+	pair_open_tcp(&t, 1000 * MS, 300 * MS);
 	for (int i = 0; i < MANY; i++) {
 		fds[i] = raw_connect(&t.b);
 		if (i % 3 == 0)
@@ -663,7 +663,7 @@ static void test_out_of_descriptors(void **state)
 	int fds[4];
 
 	(void)state;
-	pair_open(&t, 20 * MS, 200 * MS);
+	pair_open_tcp(&t, 20 * MS, 200 * MS);
 	const struct dq_tcp_device *dev = dq_tcp_device_of_const(t.b.dev);
 	for (int i = 0; i < 4; i++)
 		fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -707,7 +707,7 @@ static void test_frame_fuzz(void **state)
 	static uint8_t stream[64 * 1024];
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	struct dq_mem_desc desc = {.addr = t.b.bytes, .len = 65536, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
 	struct dq_error err = {0};
 	struct dq_mem *mem;
@@ -769,7 +769,7 @@ static void test_flood(void **state)
 	unsigned seen = 0;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
 	for (uint32_t i = 0; i < FRAMES; i++)
 		dq_tcp_frame_put(stream + i * DQ_TCP_HEADER_BYTES, &(struct dq_tcp_frame){.type = DQ_TCP_WRITE, .imm = i});
@@ -810,7 +810,7 @@ static void test_segment_limit(void **state)
 
 	(void)state;
 	assert_ptr_not_equal(bytes, MAP_FAILED);
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
 	t.b.p->mem_key(mem, 0, 1, &key);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
@@ -833,7 +833,7 @@ static void test_peer_closes_inside_payload(void **state)
 	static uint8_t half[30000];
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
 	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_WRITE, .len = 60000, .addr = t.b.key.addr, .key = t.b.key.key});
 	raw_send(fd, half, sizeof half);
@@ -854,7 +854,7 @@ static void test_dial_before_passive_end_is_told(void **state)
 	struct dq_error err = {0};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	struct dq_qp *qa = qp_make(&t.a, DQ_QP_DATA, 4, NULL, NULL), *qb = qp_make(&t.b, DQ_QP_DATA, 4, NULL, NULL);
 	t.a.p->qp_endpoint(qa, &ea);
 	t.b.p->qp_endpoint(qb, &eb);
@@ -879,8 +879,8 @@ static void test_nobody_there(void **state)
 	struct dq_error err = {0};
 
 	(void)state;
-	pair_open(&t, 20 * MS, 100 * MS);
-	side_open(&gone, "tcp", "gone", 0, 0);
+	pair_open_tcp(&t, 20 * MS, 100 * MS);
+	side_open(&gone, "tcp", "gone", "127.0.0.1", 0, 0);
 	struct dq_qp *there = qp_make(&gone, DQ_QP_DATA, 4, NULL, NULL);
 	gone.p->qp_endpoint(there, &e);
 	gone.p->qp_destroy(there);
@@ -914,7 +914,7 @@ static void test_bad_arguments(void **state)
 
 	(void)state;
 	assert_null(dq_provider_find("carrier-pigeon"));
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	const struct dq_provider *p = t.a.p;
 	struct dq_device_config cfg = {.name = "x", .address = "example.org"};
 	assert_int_equal(p->device_open(&cfg, &dev, &err), -EINVAL);
@@ -1009,7 +1009,7 @@ static void test_ipv6(void **state)
 	const struct dq_provider *p = dq_provider_find("tcp");
 	if (p->device_open(&cfg, &six, &err) == -EADDRNOTAVAIL || err.code == -EAFNOSUPPORT)
 		skip(); /* a machine without IPv6 */
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	p->mem_deregister(t.a.mem);
 	p->device_close(t.a.dev);
 	p->mem_deregister(t.b.mem);
@@ -1040,7 +1040,7 @@ static void test_fence(void **state)
 
 	(void)state;
 	for (int turns = 0; turns < 12; turns++) { /* fenced at any stage of the work */
-		pair_open(&t, 0, 0);
+		pair_open_tcp(&t, 0, 0);
 		qp_pair(&t, DQ_QP_DATA, N, NULL, NULL, &qa, &qb);
 		t.a.logged = t.b.logged = 0;
 		struct dq_write wr[N];
@@ -1083,7 +1083,7 @@ static void test_fence_stops_incoming(void **state)
 	struct dq_qp *qa, *qb;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	for (int turns = 0; turns < 8; turns++) {
 		qp_pair(&t, DQ_QP_DATA, 16, NULL, NULL, &qa, &qb);
 		t.a.logged = t.b.logged = 0;
@@ -1126,7 +1126,7 @@ static void test_destroy_drops_completions(void **state)
 	int mark[2];
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	for (int q = 0; q < 2; q++) {
 		qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa[q], &qb[q]);
 		dq_tcp_qp_of(qa[q])->attr.ctx = &mark[q];
@@ -1164,7 +1164,7 @@ static void test_frozen_peer_with_work(void **state)
 	struct dq_qp *qa, *qb;
 
 	(void)state;
-	pair_open(&t, 20 * MS, 200 * MS);
+	pair_open_tcp(&t, 20 * MS, 200 * MS);
 	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &qa, &qb);
 	t.a.logged = 0;
 	const struct dq_write wr[2] = {write_of(&t.a, &t.b, 1, 0, 64), write_of(&t.a, &t.b, 2, 0, 64)};
@@ -1191,7 +1191,7 @@ static void test_frozen_peer_idle(void **state)
 	int control;
 
 	(void)state;
-	pair_open(&t, 20 * MS, 5000 * MS);
+	pair_open_tcp(&t, 20 * MS, 5000 * MS);
 	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
 	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
 	dq_tcp_qp_of(ca)->attr.ctx = &control;
@@ -1218,7 +1218,7 @@ static void test_idle_stays_up(void **state)
 	struct dq_qp *ca, *cb, *da, *db;
 
 	(void)state;
-	pair_open(&t, 40 * MS, 400 * MS);
+	pair_open_tcp(&t, 40 * MS, 400 * MS);
 	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
 	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
 	t.a.logged = t.b.logged = 0;
@@ -1251,7 +1251,7 @@ static void test_heartbeat_is_answered(void **state)
 	struct dq_tcp_frame answer = {0};
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
 	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_HEARTBEAT, .flags = DQ_TCP_REPLY});
 	raw_frame(fd, &(struct dq_tcp_frame){.type = DQ_TCP_HEARTBEAT});
@@ -1274,7 +1274,7 @@ static void test_operation_deadline(void **state)
 	struct dq_qp *qp;
 
 	(void)state;
-	pair_open(&t, 20 * MS, 300 * MS);
+	pair_open_tcp(&t, 20 * MS, 300 * MS);
 	int fd = raw_qp(&t, DQ_QP_DATA, &qp);
 	const struct dq_write wr = {.wr_id = 4, .mem = t.b.mem, .len = 64};
 	assert_int_equal(t.b.p->post_write(qp, &wr, 1), 1);
@@ -1321,7 +1321,7 @@ static void test_datagrams(void **state)
 	const char *text = "probe";
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	const struct dq_provider *p = t.a.p;
 	assert_int_equal(p->dgram_open(t.a.dev, &da, &err), 0);
 	assert_int_equal(p->dgram_open(t.b.dev, &db, &err), 0);
@@ -1410,7 +1410,7 @@ static void test_datagram_sleep(void **state)
 	struct dq_endpoint to;
 
 	(void)state;
-	pair_open(&t, 0, 0);
+	pair_open_tcp(&t, 0, 0);
 	const struct dq_provider *p = t.a.p;
 	assert_int_equal(p->dgram_open(t.a.dev, &da, &err), 0);
 	assert_int_equal(p->dgram_open(t.b.dev, &db, &err), 0);

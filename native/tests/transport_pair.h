@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two devices of one provider on loopback in one thread, and what was polled from each. For tests. */
-#ifndef DQ_TESTS_TCP_PAIR_H
-#define DQ_TESTS_TCP_PAIR_H
+/* Two devices of one provider in one thread, and what was polled from each. For tests; see transport_env.h. */
+#ifndef DQ_TESTS_TRANSPORT_PAIR_H
+#define DQ_TESTS_TRANSPORT_PAIR_H
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "provider/link.h"
 #include "provider/provider.h"
+#include "transport_env.h"
 
 #define LOG_MAX 65536u
 #define MEMORY_BYTES (1u << 20)
@@ -39,13 +41,15 @@ static inline uint64_t clock_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-static inline void side_open(struct side *s, const char *provider, const char *name, uint64_t heartbeat_ns, uint64_t deadline_ns)
+static inline void side_open(struct side *s, const char *provider, const char *name, const char *address, uint64_t heartbeat_ns,
+			     uint64_t deadline_ns)
 {
 	struct dq_error err = {0};
-	struct dq_device_config cfg = {.address = "127.0.0.1", .heartbeat_ns = heartbeat_ns, .deadline_ns = deadline_ns};
+	struct dq_device_config cfg = {.heartbeat_ns = heartbeat_ns, .deadline_ns = deadline_ns};
 
 	memset(s, 0, sizeof *s);
 	snprintf(cfg.name, sizeof cfg.name, "%s", name);
+	snprintf(cfg.address, sizeof cfg.address, "%s", address);
 	s->p = dq_provider_find(provider);
 	assert_non_null(s->p);
 	if (s->p->device_open(&cfg, &s->dev, &err))
@@ -56,7 +60,7 @@ static inline void side_open(struct side *s, const char *provider, const char *n
 	const struct dq_mem_desc desc = {.addr = s->bytes, .len = MEMORY_BYTES, .dmabuf_fd = -1, .access = DQ_ACCESS_REMOTE_WRITE};
 	if (s->p->mem_register(s->dev, &desc, &s->mem, &err))
 		fail_msg("%s", err.text);
-	s->p->mem_key(s->mem, 0, 1, &s->key);
+	assert_int_equal(s->p->mem_key(s->mem, 0, MEMORY_BYTES, &s->key), 0);
 }
 
 static inline void side_close(struct side *s)
@@ -67,10 +71,18 @@ static inline void side_close(struct side *s)
 	free(s->log);
 }
 
-static inline void pair_open(struct pair *t, uint64_t heartbeat_ns, uint64_t deadline_ns)
+/* On the devices that the environment names. */
+static inline void pair_open(struct pair *t)
 {
-	side_open(&t->a, "tcp", "a", heartbeat_ns, deadline_ns);
-	side_open(&t->b, "tcp", "b", heartbeat_ns, deadline_ns);
+	side_open(&t->a, transport_provider(), "a", transport_address(0), 0, 0);
+	side_open(&t->b, transport_provider(), "b", transport_address(1), 0, 0);
+}
+
+/* Of the tcp provider on loopback, whatever the environment says: for tests of what only tcp has. */
+static inline void pair_open_tcp(struct pair *t, uint64_t heartbeat_ns, uint64_t deadline_ns)
+{
+	side_open(&t->a, "tcp", "a", "127.0.0.1", heartbeat_ns, deadline_ns);
+	side_open(&t->b, "tcp", "b", "127.0.0.1", heartbeat_ns, deadline_ns);
 }
 
 static inline void pair_close(struct pair *t)
@@ -88,10 +100,18 @@ static inline unsigned side_poll(struct side *s)
 	return (unsigned)n;
 }
 
-static inline void pair_poll(struct pair *t)
+static inline unsigned pair_poll(struct pair *t)
 {
-	side_poll(&t->a);
-	side_poll(&t->b);
+	const unsigned n = side_poll(&t->a);
+	return n + side_poll(&t->b);
+}
+
+/* Nothing came for a while: leave the CPU to whoever shall do the work. Where time is simulated, nothing else moves the clock. */
+static inline void pair_rest(struct pair *t)
+{
+	struct pollfd fds[2] = {{.fd = t->a.p->event_fd(t->a.dev), .events = POLLIN}, {.fd = t->b.p->event_fd(t->b.dev), .events = POLLIN}};
+	if (!t->a.p->arm(t->a.dev) && !t->b.p->arm(t->b.dev))
+		poll(fds, 2, 1);
 }
 
 /* How many completions of an operation were polled, of a QP's ctx (NULL: any). */
@@ -116,8 +136,12 @@ static inline const struct dq_wc *find(const struct side *s, enum dq_wc_op op, u
 #define PUMP_UNTIL(t, condition)                                                                                              \
 	do {                                                                                                                  \
 		const uint64_t guard_ = clock_ns() + 60000000000u;                                                            \
+		unsigned empty_ = 0;                                                                                          \
 		while (!(condition)) {                                                                                        \
-			pair_poll(t);                                                                                         \
+			if (pair_poll(t))                                                                                     \
+				empty_ = 0;                                                                                   \
+			else if (++empty_ % 64 == 0)                                                                          \
+				pair_rest(t);                                                                                 \
 			if (clock_ns() > guard_)                                                                              \
 				fail_msg("not reached: %s", #condition);                                                      \
 		}                                                                                                             \
@@ -143,15 +167,35 @@ static inline void qp_join(struct side *from, struct dq_qp *dialing, struct side
 		fail_msg("%s", err.text);
 }
 
-/* A connected pair of QPs; both CONNECTED are polled. */
+/* Connect two QPs of a pair; both CONNECTED are polled. */
+static inline void pair_join(struct pair *t, struct dq_qp *qa, struct dq_qp *qb)
+{
+	const unsigned before = count(&t->a, DQ_WC_CONNECTED, NULL) + count(&t->b, DQ_WC_CONNECTED, NULL);
+	qp_join(&t->a, qa, &t->b, qb);
+	PUMP_UNTIL(t, count(&t->a, DQ_WC_CONNECTED, NULL) + count(&t->b, DQ_WC_CONNECTED, NULL) == before + 2);
+}
+
+/* A connected pair of QPs. */
 static inline void qp_pair(struct pair *t, enum dq_qp_kind kind, uint32_t depth, struct dq_link *ab, struct dq_link *ba, struct dq_qp **qa,
 			   struct dq_qp **qb)
 {
-	const unsigned before = count(&t->a, DQ_WC_CONNECTED, NULL) + count(&t->b, DQ_WC_CONNECTED, NULL);
 	*qa = qp_make(&t->a, kind, depth, ab, NULL);
 	*qb = qp_make(&t->b, kind, depth, ba, NULL);
-	qp_join(&t->a, *qa, &t->b, *qb);
-	PUMP_UNTIL(t, count(&t->a, DQ_WC_CONNECTED, NULL) + count(&t->b, DQ_WC_CONNECTED, NULL) == before + 2);
+	pair_join(t, *qa, *qb);
+}
+
+/* The same, with a mark in the completions of both. */
+static inline void qp_pair_marked(struct pair *t, enum dq_qp_kind kind, uint32_t depth, void *mark, struct dq_qp **qa, struct dq_qp **qb)
+{
+	*qa = qp_make(&t->a, kind, depth, NULL, mark);
+	*qb = qp_make(&t->b, kind, depth, NULL, mark);
+	pair_join(t, *qa, *qb);
+}
+
+static inline void qp_pair_destroy(struct pair *t, struct dq_qp *qa, struct dq_qp *qb)
+{
+	t->a.p->qp_destroy(qa);
+	t->b.p->qp_destroy(qb);
 }
 
 /* One write of a's memory into b's, same offset at both. */
