@@ -342,6 +342,7 @@ static void release(struct dq_engine *e)
 	if (e->events_fd >= 0)
 		close(e->events_fd);
 	free(e->events);
+	pthread_mutex_destroy(&e->making);
 	pthread_mutex_destroy(&e->lock);
 	pthread_cond_destroy(&e->answered);
 	free(e);
@@ -369,6 +370,7 @@ int dq_engine_create(const struct dq_engine_config *cfg, dq_engine **out, struct
 		e->config.connect_deadline_ns = 30000000000ull;
 	e->calls_tail = &e->calls_head;
 	e->run_head = e->run_tail = e->fail_head = DQ_NONE;
+	pthread_mutex_init(&e->making, NULL);
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_cond_init(&e->answered, NULL);
 	e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -450,7 +452,9 @@ void dq_engine_destroy(dq_engine *e)
 {
 	if (!e)
 		return;
+	pthread_mutex_lock(&e->making); /* a VC being made is finished first */
 	eng_call(e, request_stop, NULL);
+	pthread_mutex_unlock(&e->making);
 	pthread_join(e->thread, NULL);
 	release(e);
 }

@@ -21,9 +21,9 @@ uint32_t eng_path_find(struct dq_engine *e, uint32_t device, const char *host_id
  * in the lower 14. The stride is odd, so the first 16384 QPs of a path have distinct ports; and large, because neighbouring
  * ports often fall on the same way. Label 0 would leave the choice to the driver: 0x4001 has the same port.
  */
-uint32_t eng_path_label(const struct eng_path *p, uint32_t qp)
+uint32_t eng_flow_label(uint32_t seed, uint32_t qp)
 {
-	uint32_t label = (p->label_seed + qp * 0x1e35u) & 0x3fffu;
+	uint32_t label = (seed + qp * 0x1e35u) & 0x3fffu;
 	return label ? label : 0x4001u;
 }
 
@@ -138,7 +138,10 @@ static void path_remove(struct dq_engine *e, void *arg)
 int dq_engine_path_remove(dq_engine *e, uint32_t path, int32_t status, const char *why)
 {
 	struct path_args a = { .path = path, .status = status, .why = why };
-	int rc = eng_call(e, path_remove, &a);
+	int rc;
+	pthread_mutex_lock(&e->making); /* a VC being made holds on to its path */
+	rc = eng_call(e, path_remove, &a);
+	pthread_mutex_unlock(&e->making);
 	return rc ? rc : a.rc;
 }
 
@@ -212,7 +215,7 @@ static void path_flow_label(struct dq_engine *e, void *arg)
 	const struct eng_path *p = eng_path_at(e, a->path);
 	a->rc = p ? 0 : -ENOENT;
 	if (p)
-		*a->label = eng_path_label(p, 1);
+		*a->label = eng_flow_label(p->label_seed, 1);
 }
 
 int dq_engine_path_flow_label(dq_engine *e, uint32_t path, uint32_t *label)

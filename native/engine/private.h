@@ -46,7 +46,7 @@ struct eng_path {
 	struct dq_link *link;
 	struct dq_link_setting setting;
 	struct dq_profile profile;
-	uint32_t label_seed;            /* eng_path_label */
+	uint32_t label_seed;            /* eng_flow_label */
 	uint32_t vcs;                   /* list of struct eng_vc, through next_in_path */
 	struct dq_path_stats past;      /* of VCs that are gone */
 };
@@ -78,7 +78,8 @@ struct eng_vc {
 	uint32_t free_send_count;
 	bool running;                   /* on the run list */
 	uint32_t next_run;
-	bool failing;                   /* on the fail list */
+	bool held;                      /* another thread works on its QPs: it is not freed meanwhile */
+	bool failing;                   /* on the fail list, or will be when it is no more held */
 	uint32_t next_failing;
 	int32_t fail_status;
 	char why[200];
@@ -158,6 +159,7 @@ struct dq_engine {
 	pthread_t thread;
 	_Atomic uint64_t heartbeat;
 
+	pthread_mutex_t making;         /* held over vc_prepare, vc_connect and path_remove; before lock */
 	pthread_mutex_t lock;           /* calls, events */
 	pthread_cond_t answered;
 	struct eng_call *calls_head, **calls_tail;
@@ -216,7 +218,7 @@ void eng_vc_profile_of(const struct dq_profile *p, struct dq_window_profile *out
 struct eng_vc *eng_vc_of(struct dq_vc *core);
 
 /* paths.c */
-uint32_t eng_path_label(const struct eng_path *p, uint32_t qp);         /* flow label of a QP, control is 0: distinct ones */
+uint32_t eng_flow_label(uint32_t seed, uint32_t qp);                    /* of a QP of a path, control is 0: distinct ones */
 uint32_t eng_path_find(struct dq_engine *e, uint32_t device, const char *host_id, uint64_t epoch);
 void eng_path_account(struct dq_engine *e, struct eng_vc *vc);          /* keep the counters of a VC that goes */
 

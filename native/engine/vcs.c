@@ -267,6 +267,12 @@ void eng_vc_completions(struct dq_engine *e, const struct dq_wc *wc, int n)
 
 /* --- failure and clean-up ------------------------------------------------------------------------------------------ */
 
+static void list_failing(struct dq_engine *e, struct eng_vc *vc)
+{
+	vc->next_failing = e->fail_head;
+	e->fail_head = vc->id;
+}
+
 void eng_vc_fail(struct dq_engine *e, struct eng_vc *vc, int32_t status, const char *fmt, ...)
 {
 	va_list ap;
@@ -277,8 +283,8 @@ void eng_vc_fail(struct dq_engine *e, struct eng_vc *vc, int32_t status, const c
 	va_end(ap);
 	vc->failing = true;
 	vc->fail_status = status;
-	vc->next_failing = e->fail_head;
-	e->fail_head = vc->id;
+	if (!vc->held)
+		list_failing(e, vc);
 }
 
 static void destroy_qps(struct dq_engine *e, struct eng_vc *vc)
@@ -392,6 +398,12 @@ void eng_vc_tick(struct dq_engine *e)
 
 /* --- making, from the control plane ---------------------------------------------------------------------------------- */
 
+/*
+ * Creating and connecting QPs takes a millisecond and more for a VC, in which the engine's thread would move no data. So where
+ * the provider allows it, that is done on the caller's thread, between two calls to the engine's: the first makes the VC
+ * and holds it, the second lets go. What goes wrong with a held VC meanwhile waits until then.
+ */
+
 struct vc_args {
 	uint32_t path, vc;
 	const struct dq_vc_limits *limits;
@@ -403,11 +415,17 @@ struct vc_args {
 	uint32_t *id;
 	struct dq_text *err;
 	int rc;
+	struct eng_vc *held;
+	bool elsewhere;                         /* held for the caller's thread, else done with */
+	struct dq_link *link;                   /* of the path; the rest is a copy */
+	struct dq_profile profile;
+	uint32_t label_seed;
 };
 
-static int make_qps(struct dq_engine *e, struct eng_vc *vc, struct eng_path *p, struct dq_text *err)
+static int make_qps(struct dq_engine *e, struct eng_vc *vc, const struct vc_args *a)
 {
-	struct eng_device *d = &e->devices[vc->device];
+	const struct eng_device *d = &e->devices[vc->device];
+	struct dq_text *err = a->err;
 	struct dq_error perr = { 0 };
 	uint32_t credits = vc->limits.credits;
 	struct dq_mem_desc desc = { .dmabuf_fd = -1 };
@@ -427,9 +445,9 @@ static int make_qps(struct dq_engine *e, struct eng_vc *vc, struct eng_path *p, 
 	for (uint32_t i = 0; i < vc->nqps && !rc; i++) {
 		struct eng_qp *q = &vc->qps[i];
 		struct dq_qp_attr attr = { .ctx = q, .kind = i ? DQ_QP_DATA : DQ_QP_CONTROL, .send_depth = i ? vc->limits.depth : credits,
-					   .recv_depth = i ? vc->limits.depth : credits, .link = p->link,
-					   .flow_label = eng_path_label(p, i), .ack_timeout_ns = p->profile.ack_timeout_ns,
-					   .retries = p->profile.retries };
+					   .recv_depth = i ? vc->limits.depth : credits, .link = a->link,
+					   .flow_label = eng_flow_label(a->label_seed, i),
+					   .ack_timeout_ns = a->profile.ack_timeout_ns, .retries = a->profile.retries };
 		q->vc = vc;
 		if (i) {
 			q->batch = calloc(ENG_BATCH, sizeof *q->batch);
@@ -437,8 +455,6 @@ static int make_qps(struct dq_engine *e, struct eng_vc *vc, struct eng_path *p, 
 				return eng_error(err, -ENOMEM, "VC: no memory for %u QPs", vc->nqps);
 		}
 		rc = d->provider->qp_create(d->dev, &attr, &q->qp, &perr);
-		if (!rc)
-			d->qps++;
 	}
 	if (rc)
 		return eng_error(err, rc, "%s", perr.text);
@@ -447,7 +463,44 @@ static int make_qps(struct dq_engine *e, struct eng_vc *vc, struct eng_path *p, 
 		if (d->provider->post_recv(vc->qps[0].qp, &r, 1) != 1)
 			return eng_error(err, -EIO, "VC: the control QP of device %s takes only %u of %u receives", d->name, i, credits);
 	}
+	for (uint32_t i = 0; i < vc->nqps; i++) {
+		struct dq_endpoint ep;
+		d->provider->qp_endpoint(vc->qps[i].qp, &ep);
+		a->out[i].len = ep.len;
+		memcpy(a->out[i].data, ep.data, sizeof ep.data);
+	}
 	return 0;
+}
+
+/* The end of vc_prepare, and of vc_connect: a->rc is how the work on the QPs ended. */
+static void vc_made(struct dq_engine *e, void *arg)
+{
+	struct vc_args *a = arg;
+	struct eng_vc *vc = a->held;
+	for (uint32_t i = 0; vc->qps && i < vc->nqps; i++)
+		e->devices[vc->device].qps += vc->qps[i].qp != NULL;
+	vc->held = false;
+	if (a->rc) { /* nobody was told of it yet: it goes without an event */
+		if (!vc->qps)
+			vc->nqps = 0;
+		unlink_from_path(e, vc);
+		free_vc(e, vc);
+		return;
+	}
+	*a->id = vc->id;
+	if (vc->failing)
+		list_failing(e, vc);
+}
+
+static void vc_connected(struct dq_engine *e, void *arg)
+{
+	struct vc_args *a = arg;
+	struct eng_vc *vc = a->held;
+	if (a->rc)
+		eng_vc_fail(e, vc, DQ_ERR_UNREACHABLE, "%s", a->err->text);
+	vc->held = false;
+	if (vc->failing)
+		list_failing(e, vc);
 }
 
 static void vc_prepare(struct dq_engine *e, void *arg)
@@ -488,30 +541,48 @@ static void vc_prepare(struct dq_engine *e, void *arg)
 	vc->nqps = l->qps + 1;
 	vc->deadline_ns = e->now_ns + CONNECT_DEADLINE_NS;
 	e->devices[vc->device].vcs++;
-	a->rc = make_qps(e, vc, p, a->err);
-	if (a->rc) {
-		if (!vc->qps)
-			vc->nqps = 0;
-		free_vc(e, vc);
-		return;
-	}
 	vc->next_in_path = p->vcs;
 	p->vcs = id;
-	for (uint32_t i = 0; i < vc->nqps; i++) {
-		struct dq_endpoint ep;
-		provider_of(vc)->qp_endpoint(vc->qps[i].qp, &ep);
-		a->out[i].len = ep.len;
-		memcpy(a->out[i].data, ep.data, sizeof ep.data);
+	vc->held = true;
+	a->held = vc;
+	a->link = p->link;
+	a->profile = p->profile;
+	a->label_seed = p->label_seed;
+	a->elsewhere = provider_of(vc)->qp_any_thread;
+	if (!a->elsewhere) {
+		a->rc = make_qps(e, vc, a);
+		vc_made(e, a);
 	}
-	*a->id = id;
 }
 
 int dq_engine_vc_prepare(dq_engine *e, uint32_t path, const struct dq_vc_limits *limits, uint32_t *vc,
 			 struct dq_endpoint_blob *endpoints, struct dq_text *err)
 {
 	struct vc_args a = { .path = path, .limits = limits, .id = vc, .out = endpoints, .err = err };
-	int rc = eng_call(e, vc_prepare, &a);
+	int rc;
+	pthread_mutex_lock(&e->making);
+	rc = eng_call(e, vc_prepare, &a);
+	if (!rc && a.elsewhere) {
+		a.rc = make_qps(e, a.held, &a);
+		rc = eng_call(e, vc_made, &a);
+	}
+	pthread_mutex_unlock(&e->making);
 	return rc ? rc : a.rc;
+}
+
+/* err is there: vc_connected tells with it why. */
+static int connect_qps(struct eng_vc *vc, const struct vc_args *a)
+{
+	for (uint32_t i = 0; i < vc->nqps; i++) {
+		struct dq_endpoint ep = { .len = a->in[i].len };
+		struct dq_error perr = { 0 };
+		int rc;
+		memcpy(ep.data, a->in[i].data, sizeof ep.data);
+		rc = provider_of(vc)->qp_connect(vc->qps[i].qp, &ep, a->dial, &perr);
+		if (rc)
+			return eng_error(a->err, rc, "%s", perr.text);
+	}
+	return 0;
 }
 
 static void vc_connect(struct dq_engine *e, void *arg)
@@ -558,24 +629,28 @@ static void vc_connect(struct dq_engine *e, void *arg)
 	}
 	vc->state = ENG_VC_CONNECTING;
 	vc->deadline_ns = e->now_ns + CONNECT_DEADLINE_NS;
-	for (uint32_t i = 0; i < vc->nqps; i++) {
-		struct dq_endpoint ep = { .len = a->in[i].len };
-		struct dq_error perr = { 0 };
-		memcpy(ep.data, a->in[i].data, sizeof ep.data);
-		a->rc = d->provider->qp_connect(vc->qps[i].qp, &ep, a->dial, &perr);
-		if (a->rc) {
-			eng_error(a->err, a->rc, "%s", perr.text);
-			eng_vc_fail(e, vc, DQ_ERR_UNREACHABLE, "%s", perr.text);
-			return;
-		}
+	vc->held = true;
+	a->held = vc;
+	a->elsewhere = d->provider->qp_any_thread;
+	if (!a->elsewhere) {
+		a->rc = connect_qps(vc, a);
+		vc_connected(e, a);
 	}
 }
 
 int dq_engine_vc_connect(dq_engine *e, uint32_t vc, const struct dq_vc_limits *negotiated, const struct dq_endpoint_blob *endpoints,
 			 uint8_t dial, struct dq_text *err)
 {
-	struct vc_args a = { .vc = vc, .limits = negotiated, .in = endpoints, .dial = dial, .err = err };
-	int rc = eng_call(e, vc_connect, &a);
+	struct dq_text text = { 0 };
+	struct vc_args a = { .vc = vc, .limits = negotiated, .in = endpoints, .dial = dial, .err = err ? err : &text };
+	int rc;
+	pthread_mutex_lock(&e->making);
+	rc = eng_call(e, vc_connect, &a);
+	if (!rc && a.elsewhere) {
+		a.rc = connect_qps(a.held, &a);
+		rc = eng_call(e, vc_connected, &a);
+	}
+	pthread_mutex_unlock(&e->making);
 	return rc ? rc : a.rc;
 }
 

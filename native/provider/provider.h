@@ -5,7 +5,10 @@
  *
  * Threads: a device and all its QPs and memory objects are used by one thread at a time (the engine's). The datagram
  * endpoint of a device (dgram_*) is used by another single thread (the prober's). struct dq_link may be shared by both.
- * Where mem_any_thread is set, mem_register and mem_deregister may be called from any thread: pinning pages takes long.
+ * Where mem_any_thread is set, mem_register and mem_deregister may be called from any thread: pinning pages takes long. Where
+ * qp_any_thread is set, so may qp_create, qp_endpoint, qp_connect and the post_recv before it, by one thread at a time for all
+ * QPs of a device, beside the thread that polls; qp_connect touches nothing any more once the QP can have told that it is
+ * connected. Everything else of a QP, and its end, is the polling thread's.
  * Errors: functions return 0 or a negative errno; those that take a struct dq_error also fill its text. Nothing aborts.
  * Units: bytes, nanoseconds of CLOCK_MONOTONIC, bits per second.
  */
@@ -175,6 +178,7 @@ struct dq_dgram_event {
 struct dq_provider {
 	const char *name;
 	bool mem_any_thread;
+	bool qp_any_thread;
 
 	int (*device_open)(const struct dq_device_config *cfg, struct dq_device **out, struct dq_error *err);
 	void (*device_close)(struct dq_device *dev);              /* QPs and memory must be gone */
