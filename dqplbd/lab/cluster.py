@@ -16,6 +16,7 @@ the kernel when this process dies.  Their files lie in a folder of their own bel
 
 import contextlib
 import ctypes
+import ipaddress
 import json
 import os
 import random
@@ -51,10 +52,13 @@ class HostSpec:
 
     :ivar host_id: its name.
     :ivar overrides: configuration, as nested mappings, that goes over the cluster's.
+    :ivar address: an address of this machine that is its own; by default a free one of loopback.  Others are for a
+        machine that holds several hosts' networks: the daemons then talk plain HTTP over them.
     """
 
     host_id: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    address: str | None = None
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def _die_with_parent() -> None:
 class Host:
     """One daemon of a cluster.
 
-    :ivar host_id: its name.  :ivar address: its loopback address.
+    :ivar host_id: its name.  :ivar address: its address.
     :ivar folder: its files.  :ivar config: what its configuration file says, as nested mappings.
     """
 
@@ -100,7 +104,7 @@ class Host:
         self._base = {
             "host": {"host_id": host_id},
             "devices": [{"name": "tcp0", "address": address}],
-            "peers": {"listen": self.api},
+            "peers": {"listen": self.api, "insecure": not ipaddress.ip_address(address).is_loopback},
             "clients": {"socket": self.client_socket},
             "admin": {"socket": self.admin},
             "metrics": {"address": address, "port": METRICS_PORT},
@@ -246,7 +250,8 @@ def _free_network() -> str:
 
 
 class Cluster:
-    """Daemons on loopback addresses 127.x.y.1, 127.x.y.2, ... of this machine; see the module's text.
+    """Daemons on loopback addresses 127.x.y.1, 127.x.y.2, ... of this machine, or on those that the hosts name; see
+    the module's text.
 
     :param hosts: the hosts, or how many (then named ``h1``, ``h2``, ...); at most 250.
     :param config: configuration of all, as nested mappings.
@@ -273,7 +278,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="dqplbd-")) if folder is None else folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.prefix = _free_network()
-        addresses = {spec.host_id: f"{self.prefix}.{i + 1}" for i, spec in enumerate(specs)}
+        addresses = {spec.host_id: spec.address or f"{self.prefix}.{i + 1}" for i, spec in enumerate(specs)}
         self.hosts: dict[str, Host] = {}
         for spec in specs:
             others = [

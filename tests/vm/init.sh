@@ -1,0 +1,46 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# First process of the guest. The root is the host's, read-only. /run/guest is the folder that guest.py made for this
+# run: `settings` says what to make writable and visible, `command` is run, and `rc` is written at the end; without it,
+# guest.py takes the run for failed. Runs in User-Mode Linux; qemu-init.sh makes the same root elsewhere and then runs this.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
+
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+mkdir -p /dev/pts /dev/shm
+mount -t devpts pts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t tmpfs tmp /tmp
+mount -t tmpfs run /run
+
+for word in $(</proc/cmdline); do
+    case $word in dqplbd.control=*) control=${word#*=} ;; esac
+done
+# share FOLDER MODE: the host's folder at its own path, also where a file system of the guest hides it.
+share() {
+    mkdir -p "$1" 2>/dev/null
+    mount -t hostfs -o "$2" none "$1" -o "$1"
+}
+mkdir -p /run/guest
+mount -t hostfs none /run/guest -o "$control"
+. /run/guest/settings
+for folder in "${VISIBLE[@]}"; do
+    [[ -e $folder ]] || share "$folder" ro
+done
+share "$OUT" rw
+
+# perftest wants to know the clock of the CPU, which this kernel does not tell.
+mount --bind /run/guest/cpuinfo /proc/cpuinfo
+# What is written reaches the host soon, so that one can watch, and see the end of it when the guest is killed.
+echo 10 >/proc/sys/vm/dirty_writeback_centisecs
+echo 10 >/proc/sys/vm/dirty_expire_centisecs
+echo guest >/proc/sys/kernel/hostname
+
+bash /run/guest/command >/run/guest/stdout 2>/run/guest/stderr </dev/null
+echo $? >/run/guest/rc.new
+mv /run/guest/rc.new /run/guest/rc
+sync
+echo o >/proc/sysrq-trigger
+sleep 5
