@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make bench``: each number beside its reference, measured in the same run.
 
-Prints a table and writes ``build/bench.json``: a list of
-{"name", "value", "unit", "reference", "ratio", "target", "met"}.  ``ratio`` is value to reference.  ``met`` is null
-where the row states no target, or could not be measured here (then ``value`` is null as well, and a note says why).
+Prints a table and writes ``build/bench.json``, rows as in ``tests/bench/rows.py``.
 
 Machines are shared and moody: a reference and what stands beside it are measured in turn, several times, and the median
 counts.  Options: ``--only NAME`` (part of a name; several), ``--quick`` (one repetition, short), ``--tools DIR``.
@@ -26,14 +24,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from dqplbd.admin.client import AdminClient
-from dqplbd.cli.render import Column, Table, print_table
+from dqplbd.cli.render import print_table
 from dqplbd.lab.cluster import Cluster, HostSpec
 from dqplbd.topology.location import PathClass
 
 ROOT: Final = Path(__file__).parents[2]
+sys.path.append(str(ROOT))
+
+from tests.bench.rows import Row, table, write_rows  # noqa: E402
+
 MIB: Final = 2**20
 
 # What the throughput rows fix, so that both sides of a ratio do the same.
@@ -43,49 +45,6 @@ PINNED: Final = {"qps": 8, "outstanding_per_qp": 16, "window_bytes": "8MiB", "ad
 NAP_US: Final = 5000
 FLOW_MESSAGE: Final = 256 * 1024  # one segment: that many clients on two CPUs cost their share for each message
 FLOWS: Final = (10, 40, 100, 250, 500, 700, 900, 1000, 1500, 5000)
-
-
-@dataclass(slots=True)
-class Row:
-    """One row of the table.
-
-    :ivar better: whether the target is a least or a most; it is for the ratio where ``of`` says so, else the value.
-    """
-
-    name: str
-    unit: str
-    value: float | None = None
-    reference: float | None = None
-    target: float | None = None
-    better: Literal["high", "low"] = "high"
-    of: Literal["ratio", "value"] = "ratio"
-    valid: bool = True
-    note: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        if self.value is None or not self.reference:
-            return None
-        return self.value / self.reference
-
-    @property
-    def met(self) -> bool | None:
-        measured = self.ratio if self.of == "ratio" else self.value
-        if measured is None or self.target is None or not self.valid:
-            return None
-        return measured >= self.target if self.better == "high" else measured <= self.target
-
-    def as_dict(self) -> dict[str, Any]:
-        ratio = self.ratio
-        return {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "reference": self.reference,
-            "ratio": round(ratio, 4) if ratio is not None else None,
-            "target": self.target,
-            "met": self.met,
-        }
 
 
 class Unavailable(Exception):
@@ -545,41 +504,6 @@ PARTS: Final[dict[str, Callable[[Bench], None]]] = {
 }
 
 
-def _number(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    if unit == "bytes/s":
-        return f"{value / 1e9:.3f} GB/s"
-    if unit == "ns" and value >= 1000:
-        return f"{value / 1000:.1f} us"
-    return f"{value:g} {unit}"
-
-
-def table(rows: Sequence[Row]) -> Table:
-    columns = [
-        Column("row", style="bold"),
-        Column("value", "right"),
-        Column("reference", "right"),
-        Column("ratio", "right"),
-        Column("target", "right"),
-        Column("met"),
-        Column("note"),
-    ]
-    cells = []
-    styles = {}
-    for i, row in enumerate(rows):
-        sign = ">=" if row.better == "high" else "<="
-        target = f"{sign} {row.target:g}{' x' if row.of == 'ratio' else ''}" if row.target is not None else "-"
-        met = {True: "yes", False: "NO", None: "-"}[row.met]
-        if row.met is False:
-            styles[i] = "red"
-        ratio = f"{row.ratio:.3f}" if row.ratio is not None else "-"
-        cells.append(
-            (row.name, _number(row.value, row.unit), _number(row.reference, row.unit), ratio, target, met, row.note)
-        )
-    return Table(columns, cells, styles=styles)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure against the references.")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="only this part; several")
@@ -604,10 +528,7 @@ def main() -> int:
         except Exception as error:  # the other rows are worth having all the same
             failed = True
             bench.rows.append(Row(name, "", note=f"FAILED: {error}"))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    part_file = options.output.with_suffix(".part")
-    part_file.write_text(json.dumps([row.as_dict() for row in bench.rows], indent=2) + "\n", encoding="utf-8")
-    part_file.rename(options.output)
+    write_rows(options.output, bench.rows)
     print_table(table(bench.rows))
     missed = [row.name for row in bench.rows if row.met is False]
     say(f"numbers in {options.output}; {'targets missed: ' + ', '.join(missed) if missed else 'every target met'}")
