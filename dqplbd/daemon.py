@@ -29,9 +29,20 @@ from dqplbd.admin.model import ConfigProblem, ReloadReport
 from dqplbd.admin.server import AdminServer
 from dqplbd.clients.server import ClientServer
 from dqplbd.config import Config, ConfigError, load_config, parse_config, split_host_port
-from dqplbd.engine.engine import DeviceInfo, DeviceSpec, Engine, EngineError, EngineSettings, Event, EventType, Status
+from dqplbd.engine.engine import (
+    DeviceChange,
+    DeviceInfo,
+    DeviceSpec,
+    Engine,
+    EngineError,
+    EngineSettings,
+    Event,
+    EventType,
+    Status,
+)
 from dqplbd.inventory.affinity import choose_cpu, spin_us
 from dqplbd.inventory.netdev import NetdevError, netdevs_by_address
+from dqplbd.inventory.rdma_counters import RdmaCounters
 from dqplbd.inventory.soft import LocalDevice, open_device
 from dqplbd.logs import fields
 from dqplbd.metrics.server import MetricsServer
@@ -86,6 +97,23 @@ def load_locations(config: Config) -> HostLocations:
     return read_topology(section.topology_file, section.topology_format, config.host.host_id)
 
 
+def _rdma_ports(devices: Sequence[LocalDevice]) -> dict[str, tuple[str, int]]:
+    """(name of the RDMA device, port) by name of the device, of those that are RDMA devices."""
+    return {
+        device.name: (device.spec.address, device.spec.port or 1)
+        for device in devices
+        if device.spec.provider.split(":")[-1] == "verbs" and device.spec.address
+    }
+
+
+def device_change_name(change: int) -> str:
+    """``up``, ``down``, ``address``, ``fatal``, or ``other``, which is also what this version does not know."""
+    try:
+        return DeviceChange(change).name.lower()
+    except ValueError:
+        return DeviceChange.OTHER.name.lower()
+
+
 def raise_nofile() -> int:
     """Allow this process as many open files as it may have; a queue pair of the tcp provider is a connection.
 
@@ -119,6 +147,9 @@ class Daemon:
         self.api_address = ""
         self.devices: list[LocalDevice] = []
         self.probers: dict[int, DeviceProber[Path]] = {}
+        self.rdma = RdmaCounters()
+        self.device_changes: dict[int, dict[str, int]] = {}
+        """How often what happened to each device, by its number."""
         self.engine: Engine
         self.paths: Paths
         self.directory: Directory
@@ -203,6 +234,8 @@ class Daemon:
         self._start_engine(reachable, port)
         self._cleanup.callback(self._close_engine)
         await self._open_devices()
+        self.rdma.watch(_rdma_ports(self.devices))
+        self._cleanup.callback(self.rdma.stop)
         self._start_probers()
         self.paths = Paths(
             self.engine,
@@ -455,6 +488,7 @@ class Daemon:
                 if watchdog_s is not None and now - fed_s >= watchdog_s / 2 - interval / 2:
                     self._notifier.watchdog()
                     fed_s = now
+            self.rdma.watch(_rdma_ports(self.devices))  # devices come, go, and change their names
             await asyncio.sleep(interval)
 
     def heartbeat_age_s(self) -> float:
@@ -499,6 +533,9 @@ class Daemon:
             path = self.paths.by_number(event.path)
             log.warning("stall: %s", event.text, extra=fields(path=path, vc=event.vc))
         elif kind == EventType.DEVICE:
+            changes = self.device_changes.setdefault(event.device, {})
+            change = device_change_name(event.change)
+            changes[change] = changes.get(change, 0) + 1
             self._on_device(event)
         elif kind == EventType.LOG:
             log.log(logging.ERROR if event.status < 0 else logging.INFO, "engine: %s", event.text)

@@ -7,6 +7,7 @@ Only translation: every number is asked of the part that owns it.
 import difflib
 import statistics
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
 from dqplbd import __version__
@@ -35,6 +36,14 @@ _PROBE_MARGIN_S: Final = 1.0
 
 def _place(location: Location) -> model.Place:
     return model.Place(**location.as_dict())
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for name, count in one.items():
+            total[name] = total.get(name, 0) + count
+    return total
 
 
 def _goodput_source(seen: PathEstimate) -> Literal["traffic", "burst"] | None:
@@ -152,6 +161,12 @@ class Overview:
             paths_by_class=by_class,
             class_mismatches=mismatches,
             stalls=daemon.stalls,
+            device_changes=_sum(daemon.device_changes.values()),
+            rdma_recent=_sum(
+                {kind.value: count for kind, count in found.recent.items()}
+                for found in (daemon.rdma.events(device.name) for device in daemon.devices)
+                if found is not None
+            ),
         )
 
     def config_view(self) -> model.ConfigView:
@@ -174,6 +189,7 @@ class Overview:
                 info = device.info = daemon.engine.device(device.number)
             except EngineError as error:
                 device.error = str(error)
+        rdma_events, rdma_counters = self._rdma(device)
         node = device.spec.numa_node
         netdev = device.netdev.name if device.netdev is not None else None
         if info is None:
@@ -186,6 +202,8 @@ class Overview:
                 error=device.error or None,
                 netdev=netdev,
                 numa_node=node if node >= 0 else None,
+                rdma_events=rdma_events,
+                rdma_counters=rdma_counters,
             )
         return model.Device(
             name=device.name,
@@ -210,7 +228,27 @@ class Overview:
             grant_budget_bytes=info.grant_budget_bytes,
             grant_active=info.grant_active,
             downs=device.downs,
+            changes=self._changes(device),
+            rdma_events=rdma_events,
+            rdma_counters=rdma_counters,
             prober=self._prober(device),
+        )
+
+    def _changes(self, device: LocalDevice) -> dict[str, int]:
+        return {} if device.number is None else dict(self._daemon.device_changes.get(device.number, {}))
+
+    def _rdma(self, device: LocalDevice) -> tuple[dict[str, int], model.RdmaCounters | None]:
+        found = self._daemon.rdma.events(device.name)
+        if found is None:
+            return {}, None
+        return {kind.value: count for kind, count in found.total.items()}, model.RdmaCounters(
+            driver=found.driver or None,
+            firmware=found.firmware or None,
+            age_seconds=max(time.monotonic() - found.read_s, 0.0) if found.read_s is not None else None,
+            recent={kind.value: count for kind, count in found.recent.items()},
+            recent_seconds=found.recent_s,
+            unreadable=dict(found.unreadable),
+            gone=found.gone or None,
         )
 
     def _prober(self, device: LocalDevice) -> model.ProberStats | None:
@@ -451,7 +489,10 @@ class Overview:
     def explain(self, peer: str) -> list[model.Explanation]:
         """One explanation a path to a host."""
         paths = self._daemon.paths
-        return [explanation_view(self._path(path), paths.explain(path)) for path in self._paths_to(peer)]
+        return [
+            explanation_view(self._path(path), paths.explain(path), self._device(path.device))
+            for path in self._paths_to(peer)
+        ]
 
     # -- clients
 

@@ -3,7 +3,8 @@
 
 from typing import Final
 
-from dqplbd.admin.model import Explanation, ExplanationStep, Path, Profile
+from dqplbd.admin.model import Device, Explanation, ExplanationStep, Path, Profile
+from dqplbd.admin.rdma_hints import diagnose, events_text
 from dqplbd.profiles import bdp
 from dqplbd.units import format_ns, format_rate
 
@@ -121,13 +122,30 @@ def _class(path: Path) -> list[ExplanationStep]:
     ]
 
 
-def explanation_view(path: Path, explained: bdp.Explanation) -> Explanation:
+def _device(device: Device) -> list[ExplanationStep]:
+    """What the path's device counted lately: of all its paths, as it does not tell them apart."""
+    if device.rdma_counters is None or not device.rdma_events:
+        return []
+    found = "; ".join(f"{what}: {fix}" for what, fix in diagnose(device))
+    return [
+        ExplanationStep(
+            topic="measured",
+            name="rdma_events",
+            value=events_text(device.rdma_counters.recent),
+            formula=f"of {device.name}, all its paths, in the last {device.rdma_counters.recent_seconds:.0f} s",
+            note=found,
+        )
+    ]
+
+
+def explanation_view(path: Path, explained: bdp.Explanation, device: Device | None = None) -> Explanation:
     """Measured, class, and each number of the profile with its formula, for one path.
 
     :param path: the path as the API tells it.
     :param explained: :func:`dqplbd.profiles.bdp.explain_profile` for the same path.
+    :param device: its local device.
     """
-    steps = _measured(path) + _class(path)
+    steps = _measured(path) + (_device(device) if device is not None else []) + _class(path)
     for name, limit in explained.why.items():
         steps.append(
             ExplanationStep(

@@ -53,6 +53,7 @@ __all__ = [
     "ProberStats",
     "ProcessStats",
     "Profile",
+    "RdmaCounters",
     "ReloadReport",
     "ResetReport",
     "Status",
@@ -202,6 +203,8 @@ class Status(Model):
     paths_by_class: dict[PathClass, int] = {}
     class_mismatches: int = Field(0, description="Paths whose labels and RTT name different classes.")
     stalls: int = Field(0, description="Stalls of all paths since the start.")
+    device_changes: dict[str, int] = Field({}, description="`changes` of all devices.")
+    rdma_recent: dict[str, int] = Field({}, description="`recent` of the RDMA counters of all devices; empty without.")
 
 
 # -------------------------------------------------------------------------------------------------------------- devices
@@ -224,6 +227,18 @@ class ProberStats(Model):
     refused_rate: int = 0
     malformed: int = 0
     samples_dropped: int = 0
+
+
+class RdmaCounters(Model):
+    """What is known of the counters of an RDMA device; the numbers themselves are in ``rdma_events``."""
+
+    driver: str | None = Field(None, description="mlx5, bnxt_re, rxe, ...; null: unknown.")
+    firmware: str | None = None
+    age_seconds: float | None = Field(None, description="Since they were last read; null: they never were.")
+    recent: dict[str, int] = Field({}, description="Events of the last `recent_seconds`, by kind.")
+    recent_seconds: float = 0.0
+    unreadable: dict[str, str] = Field({}, description="Counters that cannot be read, with the reason.")
+    gone: str | None = Field(None, description="Why there is nothing to read any more.")
 
 
 class Device(Model):
@@ -251,6 +266,15 @@ class Device(Model):
     grant_budget_bytes: int = 0
     grant_active: int = Field(0, description="Senders with backlog or recent bytes.")
     downs: int = Field(0, description="Times that it went down since the start.")
+    changes: dict[str, int] = Field(
+        {}, description="What happened to it since the start: up, down, address, fatal, other; none left out."
+    )
+    rdma_events: dict[str, int] = Field(
+        {},
+        description="Events that an RDMA device counted since the start, by kind: retransmit, out_of_sequence, ...; "
+        "a kind that its driver does not count is left out.",
+    )
+    rdma_counters: RdmaCounters | None = Field(None, description="Null: no RDMA device.")
     prober: ProberStats | None = None
 
 

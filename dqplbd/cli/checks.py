@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from dqplbd.admin.model import Client, Device, DoctorFinding, Path, PathClass, Peer, Status
+from dqplbd.admin.rdma_hints import diagnose, events_text
 from dqplbd.config.types import is_loopback, split_host_port
 from dqplbd.units import format_bytes, format_ns, format_rate
 
@@ -23,6 +24,7 @@ LOSS_LIMIT: Final = 0.01
 FD_LIMIT: Final = 0.8
 QUOTA_LIMIT: Final = 0.9
 MEMLOCK_WANTED: Final = 8 * 2**30
+COUNTERS_AGE_LIMIT: Final = 120  # seconds; they are read every few
 JUMBO_MTU: Final = 4200  # enough for the largest RDMA MTU, 4096, with its headers
 
 
@@ -297,6 +299,30 @@ def _loopback(address: str | None) -> bool:
         return ipaddress.ip_address(text).is_loopback
     except ValueError:
         return False
+
+
+def _rdma_events(daemon: DaemonFacts, host: HostFacts) -> Findings:
+    said = False
+    counting = [device for device in daemon.devices if device.rdma_counters is not None]
+    for device in counting:
+        rdma = device.rdma_counters
+        assert rdma is not None
+        for what, fix in diagnose(device):
+            said = True
+            yield "warn", f"{device.name}, in the last {rdma.recent_seconds / 60:.0f} minutes: {what}", fix
+        if rdma.age_seconds is None or rdma.age_seconds > COUNTERS_AGE_LIMIT:
+            said = True
+            when = "never" if rdma.age_seconds is None else f"{rdma.age_seconds:.0f} s ago"
+            yield (
+                "warn",
+                f"{device.name}: its counters were last read {when}" + (f": {rdma.gone}" if rdma.gone else ""),
+                "is the card there (`rdma link`), and does it answer (`dmesg`)?",
+            )
+    if not counting:
+        yield "skip", "no RDMA device is in use that counts loss and congestion", ""
+    elif not said:
+        found = [f"{device.name} {events_text(device.rdma_events)}" for device in counting]
+        yield "ok", f"no sign of loss lately; since the start: {_list(found)}", ""
 
 
 def _subnets(host: HostFacts) -> Findings:
@@ -613,6 +639,7 @@ _DAEMON_CHECKS: Final[dict[str, DaemonCheck]] = {
     "devices": _devices,
     "addresses": _addresses,
     "rdma-devices": _rdma,
+    "rdma-events": _rdma_events,
     "mtu": _mtu,
     "peers": _peers,
     "rails": _rails,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the models of the API to tables for people.  Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dqplbd.admin.model import (
     BenchReport,
@@ -14,6 +14,7 @@ from dqplbd.admin.model import (
     ProbeReport,
     Status,
 )
+from dqplbd.admin.rdma_hints import events_text
 from dqplbd.cli.render import Column, Table, dash
 from dqplbd.units import format_bytes, format_ns, format_rate
 
@@ -28,6 +29,7 @@ __all__ = [
     "place",
     "probe_table",
     "status_pairs",
+    "trouble_lines",
     "value_text",
 ]
 
@@ -85,6 +87,27 @@ def value_text(name: str, value: float | str | None) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _changes(changes: Mapping[str, int]) -> str:
+    """What happened to devices, but for coming up: ``; so far 2 down, 1 address``; empty when nothing did."""
+    text = events_text({name: count for name, count in changes.items() if name != "up"})
+    return f"; so far {text}" if text != "none" else ""
+
+
+def trouble_lines(devices: Sequence[Device]) -> list[str]:
+    """A line for each device with something to worry about: what it counted lately, what happened to it."""
+    lines = []
+    for device in devices:
+        rdma = device.rdma_counters
+        recent = events_text(rdma.recent) if rdma is not None else "none"
+        changes = _changes(device.changes)
+        if recent != "none" or changes:
+            minutes = f" in the last {rdma.recent_seconds / 60:.0f} minutes" if rdma is not None else ""
+            lines.append(
+                f"{device.name}: {recent}{minutes}{changes}" if rdma is not None else f"{device.name}{changes}"
+            )
+    return lines
+
+
 def status_pairs(status: Status) -> list[tuple[str, str]]:
     """The daemon at a glance."""
     where = status.location
@@ -95,7 +118,8 @@ def status_pairs(status: Status) -> list[tuple[str, str]]:
         ("state", status.state + (f": {'; '.join(status.reasons)}" if status.reasons else "")),
         ("up", duration(status.uptime_seconds)),
         ("location", place(where.region, where.building, where.zone, where.rack)),
-        ("devices", f"{status.devices_up} of {status.devices} up"),
+        ("devices", f"{status.devices_up} of {status.devices} up" + _changes(status.device_changes)),
+        *([("rdma events", f"{events_text(status.rdma_recent)} in the last minutes")] if status.rdma_recent else []),
         ("peers", f"{status.peers_up} of {status.peers} up"),
         (
             "paths",

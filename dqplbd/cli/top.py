@@ -66,7 +66,7 @@ def top(
 
 
 def _picture(client: "AdminClient", rows: int, sort: str) -> "tuple[str, list[Table]]":
-    from dqplbd.cli.tables import client_table, device_table, duration, path_table
+    from dqplbd.cli.tables import client_table, device_table, duration, path_table, trouble_lines
     from dqplbd.units import format_bytes, format_rate
 
     status = client.status()
@@ -79,4 +79,6 @@ def _picture(client: "AdminClient", rows: int, sort: str) -> "tuple[str, list[Ta
         f"{status.engine.vcs} VCs  {status.engine.flows} flows  {status.engine.clients} clients  "
         f"{format_bytes(status.process.rss_bytes)} resident"
     )
-    return head, [device_table(client.devices()), path_table(paths), client_table(client.clients())]
+    devices = client.devices()
+    head = "\n".join([head, *trouble_lines(devices)])
+    return head, [device_table(devices), path_table(paths), client_table(client.clients())]

@@ -63,9 +63,40 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     Metric("process_open_fds", "gauge", (), "Open file descriptors of the daemon."),
     Metric("process_max_fds", "gauge", (), "Most file descriptors it may open."),
     # ------------------------------------------------------------------------------------------------------ devices
-    Metric("dqplbd_device_info", "gauge", ("device", "provider", "rail", "time_source"), "Constants of a device."),
+    Metric(
+        "dqplbd_device_info",
+        "gauge",
+        ("device", "provider", "rail", "time_source", "driver", "firmware"),
+        "Constants of a device; time_source: what times its probes; driver and firmware: of an RDMA device.",
+    ),
     Metric("dqplbd_device_up", "gauge", _D, "Whether the device can carry data."),
     Metric("dqplbd_device_downs_total", "counter", _D, "Times that the device went down."),
+    Metric(
+        "dqplbd_async_events_total",
+        "counter",
+        ("device", "event"),
+        "What happened to a device, by event: up, down, address (its GIDs changed), fatal, other.",
+    ),
+    Metric(
+        "dqplbd_device_rdma_events_total",
+        "counter",
+        ("device", "kind"),
+        "Events that an RDMA device counted since the daemon started, named alike over drivers, by kind: retransmit, "
+        "out_of_sequence, receiver_not_ready, ack_timeout, retry_exceeded, ecn_marked, cnp_sent, cnp_handled, "
+        "cnp_ignored, discard. A kind that the driver does not count is absent.",
+    ),
+    Metric(
+        "dqplbd_device_rdma_counters_age_seconds",
+        "gauge",
+        _D,
+        "Time since the counters of an RDMA device were last read.",
+    ),
+    Metric(
+        "dqplbd_device_rdma_counters_unreadable",
+        "gauge",
+        _D,
+        "Counters of an RDMA device that are there and cannot be read.",
+    ),
     Metric("dqplbd_device_rate_bytes_per_second", "gauge", _D, "Link rate."),
     Metric("dqplbd_device_vcs", "gauge", _D, "Virtual connections."),
     Metric("dqplbd_device_qps", "gauge", _D, "Queue pairs."),
@@ -138,10 +169,10 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     Metric(
         "dqplbd_bandwidth_bursts_total",
         "counter",
-        ("device", "class", "result"),
+        ("class", "result"),
         "Bandwidth bursts of this host, by result: ok, busy (the peer has no time), refused (it takes none), failed.",
     ),
-    Metric("dqplbd_bandwidth_burst_bytes_total", "counter", _DC, "Payload that they sent."),
+    Metric("dqplbd_bandwidth_burst_bytes_total", "counter", ("class",), "Payload that they sent."),
     Metric("dqplbd_probes_answered_total", "counter", _D, "Probes of peers that were answered."),
     Metric(
         "dqplbd_probes_refused_total",

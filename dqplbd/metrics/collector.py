@@ -17,8 +17,9 @@ from typing import Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from dqplbd.admin.model import Client, DaemonView, Device, Path, PathClass, Peer, Status
-from dqplbd.metrics.catalogue import CATALOGUE, RTT_BUCKETS_NS, Metric
+from dqplbd.admin.model import Client, DaemonView, Device, Path, PathClass, Peer, RdmaCounters, Status
+from dqplbd.inventory.rdma_drivers import Kind
+from dqplbd.metrics.catalogue import CATALOGUE, RTT_BUCKETS_NS, Metric, metric
 
 __all__ = ["MetricsCollector", "Snapshot"]
 
@@ -28,7 +29,7 @@ Labels = tuple[str, ...]
 _NS: Final = 1e-9
 _CLASSES: Final = tuple(path_class.value for path_class in PathClass)
 
-# Counters of a path: metric, its last label if it has a third one, and how to read it, in the unit of the metric.
+# Counters of a path: metric, its last label beside device and class if it has one, and how to read it, in its unit.
 _PATH_COUNTERS: Final[tuple[tuple[str, str, Callable[[Path], float]], ...]] = (
     ("dqplbd_transmit_bytes_total", "", lambda p: p.live.tx_bytes),
     ("dqplbd_receive_bytes_total", "", lambda p: p.live.rx_bytes),
@@ -213,9 +214,15 @@ class MetricsCollector(Collector):
         for device in devices:
             label = (device.name,)
             source = device.prober.time_source if device.prober is not None else ""
-            one("dqplbd_device_info", (device.name, device.provider, str(device.rail), source), 1)
+            rdma = device.rdma_counters
+            driver, firmware = (rdma.driver or "", rdma.firmware or "") if rdma is not None else ("", "")
+            one("dqplbd_device_info", (device.name, device.provider, str(device.rail), source, driver, firmware), 1)
             one("dqplbd_device_up", label, device.up)
             one("dqplbd_device_downs_total", label, device.downs)
+            for event in ("up", "down", "address", "fatal", "other"):
+                one("dqplbd_async_events_total", (device.name, event), device.changes.get(event, 0))
+            if rdma is not None:
+                self._rdma(values, device, rdma)
             if device.rate_bps is not None:
                 one("dqplbd_device_rate_bytes_per_second", label, device.rate_bps / 8)
             one("dqplbd_device_vcs", label, device.vcs)
@@ -240,6 +247,15 @@ class MetricsCollector(Collector):
                 ):
                     one("dqplbd_probes_refused_total", (device.name, reason), count)
 
+    def _rdma(self, values: _Values, device: Device, rdma: RdmaCounters) -> None:
+        for kind, count in device.rdma_events.items():
+            # Waiting is the one thing that all drivers count under one name, so others export it already.
+            if kind != Kind.XMIT_WAIT_TICKS:
+                values.set("dqplbd_device_rdma_events_total", (device.name, kind), count)
+        if rdma.age_seconds is not None:
+            values.set("dqplbd_device_rdma_counters_age_seconds", (device.name,), rdma.age_seconds)
+        values.set("dqplbd_device_rdma_counters_unreadable", (device.name,), len(rdma.unreadable))
+
     def _paths(self, values: _Values, paths: Sequence[Path]) -> None:
         seen: dict[tuple[str, str, str, int], tuple[str, tuple[float, ...]]] = {}
         rtts: defaultdict[Labels, list[float]] = defaultdict(list)
@@ -252,7 +268,8 @@ class MetricsCollector(Collector):
             before_class, before = self._seen.get(identity, (path_class, (0.0,) * len(now)))
             for (name, extra, _), new, old in zip(_PATH_COUNTERS, now, before, strict=True):
                 # A counter that went back belongs to a new life of the path under the old name.
-                self._counters[name, (*labels, extra) if extra else labels] += new - old if new >= old else new
+                where = labels if "device" in metric(name).labels else labels[1:]
+                self._counters[name, (*where, extra) if extra else where] += new - old if new >= old else new
             if before_class != path_class:
                 self._changes[before_class, path_class] += 1
             seen[identity] = (path_class, now)

@@ -21,7 +21,12 @@ and the values named below. A host has at most 2,000 series however many peers i
 except `dqplbd_top_path_*`, which cover the `metrics.top_k` (0 to 20, normally 0) paths with the largest queueing delay.
 For single peers ask `dqplb paths` and `dqplb path explain PEER`.
 
-Counters of the network hardware are not repeated here: node_exporter has them as `node_infiniband_*`.
+Raw counters of the network hardware are not repeated here: node_exporter has them as `node_infiniband_*`, with bytes,
+packets, link errors and waiting (`node_infiniband_port_transmit_wait_total`, in ticks). But of what tells of loss and
+congestion it has the files of mlx5 alone, and each driver has other names. `dqplbd_device_rdma_events_total` sums them
+by kind, named alike over drivers, for the devices that dqplbd uses. What one event is differs with the driver (a
+packet, a NAK, a retry), so compare a device with itself and with others of its driver. The counters are read every 5
+seconds, beside scrapes; one that goes round at 32 bits, or is set to 0, does not disturb the sums.
 
 `configs/prometheus-rules.yaml` has alerts on these metrics, `configs/grafana-dashboard.json` a dashboard.
 

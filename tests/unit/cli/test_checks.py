@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dqplbd.admin.model import Client, ConfigProblem, ConfigState, Live, PathClass, Peer, PeerDevice, ProberStats
+from dqplbd.admin.model import (
+    Client,
+    ConfigProblem,
+    ConfigState,
+    Device,
+    Live,
+    PathClass,
+    Peer,
+    PeerDevice,
+    ProberStats,
+    RdmaCounters,
+)
 from dqplbd.cli.checks import CHECKS, DaemonFacts, Facts, HostFacts, Interface, RdmaDevice, run_checks
 
 if TYPE_CHECKING:
@@ -73,6 +84,10 @@ def bound(view: "SampleView") -> Any:
     return path.model_copy(
         update={"profile": path.profile.model_copy(update={"window_bytes": 131072, "limited_by": "pinned"})}
     )
+
+
+def rdma(view: "SampleView", **counters: Any) -> Device:
+    return view.device("mlx5_0", 0, provider="verbs", mtu_bytes=9000, rdma_counters=RdmaCounters(**counters))
 
 
 def peer(**values: Any) -> Callable[["SampleView"], Facts]:
@@ -227,6 +242,24 @@ TROUBLE: list[tuple[str, str, str, Callable[["SampleView"], Facts]]] = [
         "many has 99 of 100 flows",
         lambda v: facts(v, clients=[Client(client_id=1, name="many", flows=99, max_flows=100)]),
     ),
+    (
+        "rdma-events",
+        "warn",
+        "mlx5_0, in the last 5 minutes: packets are lost (40 retransmit)",
+        lambda v: facts(
+            v,
+            devices=[
+                rdma(v, recent={"retransmit": 40, "ecn_marked": 0}, recent_seconds=300, age_seconds=2),
+            ],
+        ),
+    ),
+    (
+        "rdma-events",
+        "warn",
+        "last read 500 s ago: /sys/class/infiniband/mlx5_0",
+        lambda v: facts(v, devices=[rdma(v, age_seconds=500, gone="/sys/class/infiniband/mlx5_0: no such file")]),
+    ),
+    ("rdma-events", "warn", "last read never", lambda v: facts(v, devices=[rdma(v)])),
     ("latency-bound", "warn", "128KiB each 240us is at most 4.369Gbit/s", paths(bound)),
     (
         "vc-failures",
@@ -267,6 +300,13 @@ def test_trouble_is_found_and_nothing_else(
 
 def test_every_check_has_a_trouble_here() -> None:
     assert {trouble[0] for trouble in TROUBLE} == set(CHECKS) - {"reachable"}
+
+
+def test_what_rdma_devices_counted_is_told_when_all_is_well(view: "SampleView") -> None:
+    device = rdma(view, age_seconds=1, recent={"retransmit": 1}).model_copy(update={"rdma_events": {"retransmit": 7}})
+    found = {one.check: one for one in run_checks(facts(view, devices=[device]))}
+    assert found["rdma-events"].level == "ok"
+    assert "mlx5_0 7 retransmit" in found["rdma-events"].summary
 
 
 def test_guarded_subnets_are_no_trouble(view: "SampleView") -> None:

@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dqplbd.admin.model import Live, PathClass, ProberStats
+from dqplbd.admin.model import Live, PathClass, ProberStats, RdmaCounters
+from dqplbd.inventory.rdma_drivers import Kind
 from dqplbd.metrics.catalogue import CATALOGUE, RTT_BUCKETS_NS
 from dqplbd.metrics.collector import MetricsCollector
 
@@ -188,7 +189,14 @@ def test_series_stay_under_two_thousand_on_the_fullest_host(sample_view: "type[S
     """Eight devices, all classes on each, ten thousand peers, every counter moving, all top paths."""
     view = sample_view(peers=0, devices=8)
     view.device_list = [
-        view.device(f"mlx5_{i}", i, prober=ProberStats(time_source="completion", refused_rate=1)) for i in range(8)
+        view.device(
+            f"mlx5_{i}",
+            i,
+            prober=ProberStats(time_source="completion", refused_rate=1),
+            rdma_events=dict.fromkeys(Kind, 1),
+            rdma_counters=RdmaCounters(age_seconds=1),
+        )
+        for i in range(8)
     ]
     combinations = list(product(view.device_list, PathClass))
     template = {
@@ -223,6 +231,36 @@ def test_no_series_names_a_peer_or_client_unless_asked(view: "SampleView") -> No
         assert all(name.startswith("dqplbd_top_path_") for name, _ in named)
 
 
+def test_events_of_rdma_devices(view: "SampleView") -> None:
+    view.device_list = [
+        view.device("tcp0", 0),
+        view.device(
+            "mlx5_0",
+            1,
+            provider="verbs",
+            changes={"down": 2, "address": 1},
+            prober=ProberStats(time_source="completion"),
+            rdma_events={"retransmit": 5, "ecn_marked": 0, "xmit_wait_ticks": 9},
+            rdma_counters=RdmaCounters(driver="mlx5", firmware="28.39", age_seconds=3.5, unreadable={"x": "no count"}),
+        ),
+    ]
+    series = updated(MetricsCollector(view))
+    events = {
+        dict(labels)["kind"]: count
+        for (name, labels), count in series.items()
+        if name == "dqplbd_device_rdma_events_total"
+    }
+    assert events == {"retransmit": 5, "ecn_marked": 0}, "ticks are left to others, what is not counted is absent"
+    assert value(series, "dqplbd_device_rdma_counters_age_seconds", device="mlx5_0") == 3.5
+    assert value(series, "dqplbd_device_rdma_counters_unreadable", device="mlx5_0") == 1
+    assert value(series, "dqplbd_async_events_total", device="mlx5_0", event="down") == 2
+    assert value(series, "dqplbd_async_events_total", device="mlx5_0", event="fatal") == 0
+    infos = [dict(labels) for name, labels in series if name == "dqplbd_device_info"]
+    assert {"device": "mlx5_0", "provider": "verbs", "rail": "1"}.items() <= infos[1].items()
+    assert (infos[1]["driver"], infos[1]["firmware"], infos[1]["time_source"]) == ("mlx5", "28.39", "completion")
+    assert (infos[0]["driver"], infos[0]["firmware"], infos[0]["time_source"]) == ("", "", "kernel")
+
+
 def test_names_follow_the_conventions() -> None:
     units = ("_seconds", "_bytes", "_ratio", "_per_second")
     for one in CATALOGUE:
@@ -241,5 +279,8 @@ def test_every_metric_of_the_catalogue_is_exported(view: "SampleView") -> None:
     collector.observe_rtt(PathClass.RACK, 1)
     collector.update()
     view.path_list = [path.model_copy(update={"path_class": PathClass.HOST}) for path in view.path_list]
+    view.device_list += [
+        view.device("mlx5_0", 1, rdma_events={"discard": 0}, rdma_counters=RdmaCounters(age_seconds=1))
+    ]
     names = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in updated(collector)}
     assert names == {one.name for one in CATALOGUE}

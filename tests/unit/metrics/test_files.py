@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dqplbd.inventory.rdma_drivers import Kind
 from dqplbd.metrics.catalogue import CATALOGUE, Metric
 from dqplbd.metrics.reference import reference
 
@@ -90,6 +91,7 @@ def test_values_of_labels_are_those_exported() -> None:
         "reason": {"window", "grant", "qp", "token", "unknown", "rate", "malformed"},
         "class": {"host", "rack", "zone", "building", "region", "unknown"},
         "stat": {"min", "median", "max"},
+        "kind": {kind.value for kind in Kind if kind is not Kind.XMIT_WAIT_TICKS},
     }
     for expression in EXPRESSIONS:
         for label, values in re.findall(r'([a-z_]+)=~?"([^"$]*)"', expression):
