@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dqplbd.config.models import Config, DeviceConfig
+from dqplbd.config.models import Config
 from dqplbd.config.types import PATTERN_MEANINGS, Unit
 from dqplbd.units import format_bytes, format_ns, format_rate
 
@@ -146,18 +146,20 @@ def _default_text(field: FieldInfo, unit: str) -> str:
     return f"`{_number(value, unit)}`"
 
 
-def _section_of(types: list[Any]) -> tuple[type[BaseModel], str] | None:
-    """The model inside of a field's type, and what stands between its key and the model's keys."""
+def _models_of(types: list[Any]) -> tuple[list[type[BaseModel]], str]:
+    """The models inside of a field's type, several where a list has entries of several kinds, and what stands between
+    its key and the models' keys."""
+    models = [one for one in types if isinstance(one, type) and issubclass(one, BaseModel)]
+    if models:
+        return models, ""
     for one in types:
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            return one, ""
         origin, arguments = typing.get_origin(one), typing.get_args(one)
         if origin is tuple or origin is dict:
             inner, _ = _flat(arguments[0 if origin is tuple else 1], [])
-            found = _section_of(inner)
-            if found is not None:
-                return found[0], "[]" if origin is tuple else ".<host_id>"
-    return None
+            models, _ = _models_of(inner)
+            if models:
+                return models, "[]" if origin is tuple else ".<host_id>"
+    return [], ""
 
 
 def _rows(model: type[BaseModel], prefix: str) -> list[str]:
@@ -165,10 +167,10 @@ def _rows(model: type[BaseModel], prefix: str) -> list[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         types, metadata = _flat(field.annotation, list(field.metadata))
-        section = _section_of(types)
+        models, step = _models_of(types)
         meaning = (field.description or "").replace("|", "\\|")
-        if section is not None:
-            inner, step = section
+        if models:
+            (inner,) = models
             if inner.__doc__ and not meaning:
                 meaning = inner.__doc__.strip()
             rows.append(f"| `{key}` | {'list' if step == '[]' else 'mapping'} | | | {meaning} |")
@@ -184,17 +186,18 @@ def _rows(model: type[BaseModel], prefix: str) -> list[str]:
 def reference() -> str:
     """The reference, in Markdown."""
     parts = [_INTRODUCTION]
+    header = "| key | type | default | range | meaning |\n|---|---|---|---|---|"
     for name, field in Config.model_fields.items():
         types, _ = _flat(field.annotation, [])
-        section = _section_of(types)
-        if section is None:
+        models, step = _models_of(types)
+        if not models:
             raise AssertionError(f"section {name!r} of the configuration has no model")
-        model, step = section
-        text = " ".join((model.__doc__ or "").split())
-        if model is DeviceConfig:
-            text = f"A list. {text} {field.description}"
-        header = "| key | type | default | range | meaning |\n|---|---|---|---|---|"
-        parts.append(f"\n## {name}\n\n{text}\n\n{header}\n" + "\n".join(_rows(model, f"{name}{step}.")) + "\n")
+        texts = [" ".join((model.__doc__ or "").split()) for model in models]
+        intro = f"A list, or `auto`. {field.description}" if step == "[]" else texts[0]
+        parts.append(f"\n## {name}\n\n{intro}\n")
+        for model, text in zip(models, texts, strict=True):
+            kind = f"\n{text}\n" if step == "[]" else ""
+            parts.append(f"{kind}\n{header}\n" + "\n".join(_rows(model, f"{name}{step}.")) + "\n")
     return "".join(parts)
 
 

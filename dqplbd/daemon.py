@@ -29,6 +29,7 @@ from dqplbd.admin.model import ConfigProblem, ReloadReport
 from dqplbd.admin.server import AdminServer
 from dqplbd.clients.server import ClientServer
 from dqplbd.config import Config, ConfigError, load_config, parse_config, split_host_port
+from dqplbd.devices import Devices, NoDevicesError
 from dqplbd.engine.engine import (
     DeviceChange,
     DeviceInfo,
@@ -41,33 +42,30 @@ from dqplbd.engine.engine import (
     Status,
 )
 from dqplbd.inventory.affinity import choose_cpu, spin_us
-from dqplbd.inventory.netdev import NetdevError, netdevs_by_address
+from dqplbd.inventory.open import LocalDevice
 from dqplbd.inventory.rdma_counters import RdmaCounters
-from dqplbd.inventory.soft import LocalDevice, open_device
 from dqplbd.logs import fields
 from dqplbd.metrics.server import MetricsServer
 from dqplbd.notify import Notifier
 from dqplbd.overview import Overview
-from dqplbd.paths import Path, Paths
+from dqplbd.paths import Paths
 from dqplbd.peers.cards import (
     PROTOCOL,
     BurstLease,
     BurstRequest,
     Hello,
-    HelloDevice,
     HelloLocation,
     VcAnswer,
     VcRequest,
     epoch_text,
     random_u64,
 )
-from dqplbd.peers.directory import Answer, Directory, Peer
+from dqplbd.peers.directory import Answer, Directory, Peer, State
 from dqplbd.peers.exchange import VcBroker
 from dqplbd.peers.link import ApiServer, PeerClient, Refused, join_host_port
 from dqplbd.peers.manager import PeerManager, peer_timing
 from dqplbd.probing.burst import BurstDriver
 from dqplbd.probing.burst_traffic import CLIENT_NAME
-from dqplbd.probing.prober import DeviceProber
 from dqplbd.reload import restart_only
 from dqplbd.topology.location import Location, PathClass
 from dqplbd.topology.sources import HostLocations, read_topology
@@ -145,8 +143,7 @@ class Daemon:
         self.reload_problems: list[ConfigProblem] = []
         self.restart_needed: list[str] = []
         self.api_address = ""
-        self.devices: list[LocalDevice] = []
-        self.probers: dict[int, DeviceProber[Path]] = {}
+        self.inventory = Devices(config, self)
         self.rdma = RdmaCounters()
         self.device_changes: dict[int, dict[str, int]] = {}
         """How often what happened to each device, by its number."""
@@ -195,7 +192,7 @@ class Daemon:
         """
         try:
             await self._start()
-        except (OSError, LockError, EngineError) as error:
+        except (OSError, LockError, EngineError, NoDevicesError) as error:
             await self._cleanup.aclose()
             text = str(error)
             if isinstance(error, OSError) and error.strerror is not None and error.filename is None:
@@ -224,26 +221,31 @@ class Daemon:
             self._locks.append(lock)
             self._cleanup.callback(lock.release)
 
+        await self.inventory.find()
         self._api = ApiServer(self)
         host, port = await self._api.start(config.peers.listen)
         self._cleanup.push_async_callback(self._api.stop)
         wildcard = host.split("%")[0] in _WILDCARDS
-        reachable = str(ipaddress.ip_address(config.devices[0].address)) if wildcard else host
+        reachable = self.inventory.reachable_address() if wildcard else host
+        if reachable is None:
+            raise StartError(
+                f"peers.listen is {config.peers.listen}, and no device has an IP address that could be told to peers: "
+                "set peers.listen to an address of this host that they can reach"
+            )
         self.api_address = join_host_port(reachable, port)
 
         self._start_engine(reachable, port)
         self._cleanup.callback(self._close_engine)
-        await self._open_devices()
+        self.inventory.open(self.engine)
         self.rdma.watch(_rdma_ports(self.devices))
         self._cleanup.callback(self.rdma.stop)
-        self._start_probers()
         self.paths = Paths(
             self.engine,
             self.devices,
             self.epoch,
             config,
             self._locations,
-            self.probers,
+            self.inventory.probers,
             on_rtt=self._on_rtt,
             on_silent=self._on_silent,
         )
@@ -269,6 +271,8 @@ class Daemon:
         self._cleanup.callback(loop.remove_reader, self.engine.fileno())
         self.peers.start()
         self._cleanup.push_async_callback(self.peers.stop)
+        self.inventory.watch()
+        self._cleanup.push_async_callback(self.inventory.stop)
 
         self.clients = ClientServer(
             self.engine, config.clients, self._device_list, self._drain_events, internal=CLIENT_NAME
@@ -326,37 +330,8 @@ class Daemon:
         self.engine = Engine(settings)
 
     def _close_engine(self) -> None:
-        for prober in self.probers.values():
-            prober.stop()
-        self.probers.clear()
+        self.inventory.stop_probers()
         self.engine.close()
-
-    async def _open_devices(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            netdevs = await loop.run_in_executor(None, netdevs_by_address)
-        except NetdevError as error:
-            log.warning("%s", error)
-            netdevs = {}
-        self.devices = [
-            open_device(self.engine, device, self.config.transport, netdevs) for device in self.config.devices
-        ]
-
-    def _start_probers(self) -> None:
-        probing = self.config.probing
-        for device in self.devices:
-            if device.number is None:
-                continue
-            try:
-                self.probers[device.number] = DeviceProber(
-                    self.engine,
-                    device.number,
-                    random_u64(),
-                    timeout_ns=round(probing.timeout_s * 1e9),
-                    answers_per_s=probing.answers_per_s,
-                )
-            except EngineError as error:
-                log.error("device %s has no prober: %s", device.name, error, extra=fields(device=device.name))
 
     def _on_rtt(self, path_class: PathClass, rtt_ns: int) -> None:
         if self.metrics is not None:
@@ -368,22 +343,6 @@ class Daemon:
 
     def own_hello(self) -> Hello:
         """What this host tells others."""
-        devices = []
-        for device in self.devices:
-            if device.number is None or device.info is None:
-                continue
-            prober = self.probers.get(device.number)
-            devices.append(
-                HelloDevice(
-                    name=device.name,
-                    rail=device.rail,
-                    provider=device.info.provider,
-                    rate_bps=device.info.rate_bps or device.config.rate_bps,
-                    mtu_bytes=device.info.mtu or 1500,
-                    probe_endpoint=prober.endpoint.hex() if prober is not None else None,
-                    probe_token=epoch_text(prober.token) if prober is not None else None,
-                )
-            )
         return Hello(
             protocol=PROTOCOL,
             host_id=self.config.host.host_id,
@@ -391,7 +350,7 @@ class Daemon:
             version=__version__,
             api_port=split_host_port(self.api_address)[1],
             location=HelloLocation(**self.paths.own_location.as_dict()),
-            devices=tuple(devices),
+            devices=self.inventory.hello(),
         )
 
     def _device_list(self) -> Sequence[tuple[DeviceInfo, DeviceSpec, int]]:
@@ -536,21 +495,39 @@ class Daemon:
             changes = self.device_changes.setdefault(event.device, {})
             change = device_change_name(event.change)
             changes[change] = changes.get(change, 0) + 1
-            self._on_device(event)
+            self.inventory.on_event(event)
         elif kind == EventType.LOG:
             log.log(logging.ERROR if event.status < 0 else logging.INFO, "engine: %s", event.text)
 
-    def _on_device(self, event: Event) -> None:
-        for device in self.devices:
-            if device.number == event.device:
-                device.info = self.engine.device(event.device)
-                device.downs += not device.info.up
-                log.warning(
-                    "device %s is %s",
-                    device.name,
-                    "up" if device.info.up else "down",
-                    extra=fields(text=event.text or None),
-                )
+    # -- devices (DeviceHooks)
+
+    @property
+    def devices(self) -> list[LocalDevice]:
+        """All devices, also those that are not open."""
+        return self.inventory.all
+
+    def device_opened(self, device: LocalDevice) -> None:
+        """A device is there now: make its paths, and tell the peers."""
+        self.paths.add_device(device)
+        for peer in self.directory:
+            if peer.hello is not None and peer.state is State.UP:
+                self.paths.set_host(peer.hello, peer.location)
+        self._devices_changed()
+
+    def device_readdressed(self, device: LocalDevice) -> None:
+        """A device has another address: its own probes go on from there, and peers must learn it."""
+        self.paths.prober_changed()
+        self._devices_changed()
+
+    def device_lost(self, device: LocalDevice, why: str) -> None:
+        """A device is gone for good, and its paths with it."""
+        self.paths.remove_device(device, Status.DEVICE, why)
+        self._devices_changed()
+
+    def _devices_changed(self) -> None:
+        self.paths.set_host(self.own_hello(), self.paths.own_location)
+        if self.peers is not None:
+            self.peers.announce()
 
     # -- peers (PeerHooks, ApiHandler)
 

@@ -15,7 +15,7 @@ from dqplbd.admin import model
 from dqplbd.admin.convert import explanation_view, profile_view
 from dqplbd.admin.process import read_process_stats
 from dqplbd.engine.engine import ClientStats, EngineError, ProbeResult, ProbeSample
-from dqplbd.inventory.soft import LocalDevice
+from dqplbd.inventory.open import LocalDevice
 from dqplbd.paths import Path
 from dqplbd.peers.cards import epoch_text
 from dqplbd.peers.directory import Peer, Source
@@ -196,7 +196,7 @@ class Overview:
             return model.Device(
                 name=device.name,
                 provider=device.config.provider,
-                address=device.config.address,
+                address=device.address,
                 rail=device.rail,
                 up=False,
                 error=device.error or None,
@@ -252,7 +252,7 @@ class Overview:
         )
 
     def _prober(self, device: LocalDevice) -> model.ProberStats | None:
-        prober = self._daemon.probers.get(device.number) if device.number is not None else None
+        prober = self._daemon.inventory.probers.get(device.number) if device.number is not None else None
         if prober is None:
             return None
         stats = prober.stats()

@@ -35,7 +35,7 @@ from dqplbd.engine.engine import (
     Status,
     VcLimits,
 )
-from dqplbd.inventory.soft import LocalDevice
+from dqplbd.inventory.open import LocalDevice
 from dqplbd.logs import fields
 from dqplbd.peers.cards import Hello, HelloDevice
 from dqplbd.probing.bursts import BurstResult
@@ -372,6 +372,21 @@ class Paths:
         self._by_host.setdefault(host_id, []).append(path)
         return path
 
+    def add_device(self, device: LocalDevice) -> None:
+        """A device was opened; its paths begin with the next :meth:`set_host`."""
+        self.devices.append(device)
+
+    def remove_device(self, device: LocalDevice, status: Status, why: str) -> None:
+        """End all paths of a device; their VCs fail with a status."""
+        if device in self.devices:
+            self.devices.remove(device)
+        for path in [path for path in self._paths.values() if path.device is device]:
+            self._remove(path, status, why)
+
+    def prober_changed(self) -> None:
+        """A prober was started anew: it must be told again whom to answer and to probe."""
+        self._targets_due = True
+
     def remove_host(self, host_id: str, status: Status, why: str) -> None:
         """End all paths to a host; their VCs fail with a status."""
         for path in self.of_host(host_id):
@@ -503,7 +518,8 @@ class Paths:
         samples: list[ProbeSample] = []
         queue: asyncio.Queue[ProbeSample] = asyncio.Queue()
         path.watchers.add(queue.put_nowait)
-        loop.add_reader(prober.fileno(), self._drain)
+        descriptor = prober.fileno()
+        loop.add_reader(descriptor, self._drain)
         try:
             for _ in range(count):
                 try:
@@ -516,7 +532,7 @@ class Paths:
         finally:
             path.watchers.discard(queue.put_nowait)
             if not any(other.watchers for other in self._paths.values() if other.device is path.device):
-                loop.remove_reader(prober.fileno())
+                loop.remove_reader(descriptor)
         return samples
 
     # -- from measurement to profile
@@ -600,7 +616,7 @@ class Paths:
         return PathInputs(
             path_class=path.path_class,
             rtt_ns=path.estimator.rtt_min_ns,
-            local_rate_bps=device.rate_bps or path.device.config.rate_bps,
+            local_rate_bps=path.device.rate_bps,
             peer_rate_bps=path.remote.rate_bps,
             mtu_bytes=max(min(device.mtu or path.remote.mtu_bytes, path.remote.mtu_bytes), 1),
             header_bytes=device.header_bytes,
@@ -643,9 +659,7 @@ class Paths:
                 continue
             tx_bps, rx_bps = self.rates_now(path)
             sent, received = sent + (tx_bps or 0), received + (rx_bps or 0)
-            info = path.device.info
-            configured = (info.rate_bps if info is not None else 0) or path.device.config.rate_bps
-            rate = max(rate, configured, path.estimator.goodput_bps or 0)
+            rate = max(rate, path.device.rate_bps, path.estimator.goodput_bps or 0)
         return max(sent, received) / rate
 
     def _refresh(self, path: Path) -> None:

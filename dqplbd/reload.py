@@ -12,6 +12,7 @@ __all__ = ["RESTART_KEYS", "restart_only"]
 RESTART_KEYS: Final = (
     "host.host_id",
     "devices",
+    "rdma",
     "peers.listen",
     "probing.timeout_s",
     "probing.answers_per_s",

@@ -139,25 +139,42 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in typing.get_args(annotation) for model in _models_in(argument)]
 
 
+def _is_tag(step: int | str) -> bool:
+    """Whether a step of a location names the branch of a union: such a tag is in angle brackets."""
+    return isinstance(step, str) and step.startswith("<") and step.endswith(">")
+
+
+def _of_tag(models: list[type[BaseModel]], tag: str) -> list[type[BaseModel]]:
+    """Of the models of a union, that which a tag names."""
+    return [one for one in models if tag[1:-1] in typing.get_args(one.model_fields["provider"].annotation)]
+
+
 def field_at(path: KeyPath) -> tuple[type[BaseModel] | None, FieldInfo | None]:
-    """The model that owns the last key of a path, and the field, each None where the path leaves the models."""
-    model: type[BaseModel] | None = Config
+    """The model that owns the last key of a path, and the field, each None where the path leaves the models.
+
+    A tag in the path says which model of a union is meant; without one it is the first that has the key.
+    """
+    models: list[type[BaseModel]] = [Config]
     field: FieldInfo | None = None
     for step in path:
         if isinstance(step, int):
             continue
         if field is not None:
-            inner = _models_in(field.annotation)
-            if typing.get_origin(field.annotation) is dict:  # this step is a key of the user's, such as a host_id
-                model, field = (inner[0] if inner else None), None
+            models = _models_in(field.annotation)
+            is_dict = typing.get_origin(field.annotation) is dict
+            field = None
+            if is_dict:  # this step is a key of the user's, such as a host_id
                 continue
-            model = inner[0] if inner else None
-        if model is None:
+        if _is_tag(step):
+            models = _of_tag(models, step)
+            continue
+        if not models:
             return None, None
-        field = model.model_fields.get(step)
+        models = [one for one in models if step in one.model_fields] or models
+        field = models[0].model_fields.get(step)
         if field is None:
-            return model, None
-    return model, field
+            return models[0], None
+    return (models[0] if models else None), field
 
 
 _EXPECTED: Final[dict[str, str]] = {
@@ -195,10 +212,13 @@ def _expected(detail: ErrorDetails) -> str:
 
 
 def _clean(location: tuple[int | str, ...], data: Any) -> KeyPath:
-    """A pydantic location without the steps that name branches of a union or the key half of a mapping."""
+    """A pydantic location without the steps that name untagged branches of a union or the key half of a mapping."""
     path: list[int | str] = []
     absent = False  # what follows was not written, but comes from defaults
     for step in location:
+        if _is_tag(step):
+            path.append(step)
+            continue
         if not absent:
             inside = step < len(data) if isinstance(data, list) and isinstance(step, int) else False
             if inside or (isinstance(data, dict) and step in data):
@@ -213,8 +233,9 @@ def _clean(location: tuple[int | str, ...], data: Any) -> KeyPath:
 
 
 def _problem(detail: ErrorDetails, file: str, document: Document) -> Problem:
-    path = _clean(detail["loc"], document.data)
-    model, field = field_at(path)
+    tagged = _clean(detail["loc"], document.data)
+    model, field = field_at(tagged)
+    path = tuple(step for step in tagged if not _is_tag(step))
     value: str | None = _value_text(detail["input"])
     kind = detail["type"]
     context: Mapping[str, Any] = detail.get("ctx", {})

@@ -10,15 +10,27 @@ or a socket.
 """
 
 import socket
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from dqplbd.config.types import (
     DNS_NAME,
     BitRate,
     DeviceAddress,
     FileMode,
+    GidText,
     HostId,
     HostPort,
     IpAddress,
@@ -27,8 +39,12 @@ from dqplbd.config.types import (
     Nanoseconds,
     PeerName,
     Place,
+    RdmaMtu,
+    RdmaName,
+    RdmaPattern,
     Seconds,
     Size,
+    Subnet,
     is_loopback,
     problem,
     split_host_port,
@@ -54,9 +70,12 @@ __all__ = [
     "PinnedProfile",
     "ProbingConfig",
     "ProfilesConfig",
+    "RdmaConfig",
     "StaticPeerConfig",
+    "TcpDeviceConfig",
     "ThresholdsConfig",
     "TransportConfig",
+    "VerbsDeviceConfig",
 ]
 
 KIB = 2**10
@@ -108,10 +127,33 @@ class HostConfig(Section):
     location: LocationConfig = Field(LocationConfig(), description="Where this host is; goes before a topology file.")
 
 
-class DeviceConfig(Section):
-    """A device that data travels over."""
+class _Device(Section):
+    """What devices of all providers have."""
 
     name: Name = Field(description="Name of the device, unique on this host.")
+    rail: int = Field(
+        0,
+        ge=0,
+        le=7,
+        description="Number of the rail; devices of one rail reach each other. By default the place in the list.",
+    )
+    numa_node: int | None = Field(None, ge=0, le=1023, description="NUMA node near the device; by default asked for.")
+
+    @field_validator("provider", mode="before", check_fields=False)
+    @classmethod
+    def _known_provider(cls, value: object) -> object:
+        if value not in ("tcp", "verbs"):
+            raise problem(
+                f"{value!r} is no provider",
+                "one of 'tcp', 'verbs'",
+                "verbs for RDMA devices, tcp for machines without; without the key it is tcp",
+            )
+        return value
+
+
+class TcpDeviceConfig(_Device):
+    """A device of provider tcp: an address of this host; a queue pair is one TCP connection."""
+
     provider: Literal["tcp"] = Field("tcp", description="What drives it: tcp, one TCP connection a queue pair.")
     address: DeviceAddress = Field(description="Local IP address that the device listens on and sends from.")
     port: int = Field(
@@ -120,16 +162,89 @@ class DeviceConfig(Section):
     rate_bps: BitRate = Field(
         10 * GBIT, ge=1_000_000, le=10_000 * GBIT, description="Link rate, in bits a second, that profiles start from."
     )
-    rail: int = Field(
-        0,
-        ge=0,
-        le=7,
-        description="Number of the rail; devices of one rail reach each other. By default the place in the list.",
-    )
     mtu_bytes: Size | None = Field(
         None, ge=576, le=65536, description="Payload of one packet; by default what the interface allows."
     )
-    numa_node: int | None = Field(None, ge=0, le=1023, description="NUMA node near the device; by default asked for.")
+
+
+class VerbsDeviceConfig(_Device):
+    """A device of provider verbs: one port of an RDMA device, as `ibv_devices` and `rdma link` list them."""
+
+    provider: Literal["verbs"] = Field(description="What drives it: verbs, RDMA by libibverbs.")
+    rdma_device: RdmaName = Field(description="Name of the RDMA device, such as mlx5_0.")
+    port: int = Field(1, ge=1, le=255, description="Port of the RDMA device.")
+    gid: GidText | None = Field(
+        None,
+        description="GID that the device sends from, as an IPv6 address, or the IPv4 address it is made of. By default "
+        "the best one of the port; `dqplb devices -o wide` tells which and why.",
+    )
+    rate_bps: BitRate | None = Field(
+        None, ge=1_000_000, le=10_000 * GBIT, description="Link rate, in bits a second; by default asked of the port."
+    )
+    mtu_bytes: RdmaMtu | None = Field(
+        None,
+        description="Payload of one packet: 256, 512, 1024, 2048 or 4096; by default what the port has active. "
+        "The smaller value of both ends counts.",
+    )
+    traffic_class: int | None = Field(
+        None,
+        ge=0,
+        le=255,
+        description="Traffic class of data, control and probes; on RoCE the DSCP times four, so 104 is DSCP 26. "
+        "By default rdma.traffic_class.",
+    )
+    service_level: int | None = Field(
+        None, ge=0, le=15, description="InfiniBand service level. By default rdma.service_level."
+    )
+    max_registration_bytes: Size | None = Field(
+        None,
+        ge=MIB,
+        le=2**50,
+        description="Memory is registered in pieces of at most this size; by default what the device allows.",
+    )
+
+
+def _device_kind(value: Any) -> str:
+    """Which kind of device a mapping, or a model, describes; what is none of them is told by the model."""
+    if isinstance(value, dict):
+        provider = value.get("provider", "verbs" if "rdma_device" in value else "tcp")
+    else:
+        provider = getattr(value, "provider", "tcp")
+    return "<verbs>" if provider == "verbs" else "<tcp>"
+
+
+# A tag in angle brackets can be told from a key where an error is located; see dqplbd.config.loader.
+DeviceConfig = Annotated[
+    Annotated[TcpDeviceConfig, Tag("<tcp>")] | Annotated[VerbsDeviceConfig, Tag("<verbs>")],
+    Discriminator(_device_kind),
+]
+
+
+class RdmaConfig(Section):
+    """How RDMA devices are found, and how GIDs are chosen. A device under devices can say otherwise for itself."""
+
+    exclude: tuple[RdmaPattern, ...] = Field(
+        (),
+        max_length=256,
+        description='RDMA devices, or ports of them as "device/port", that devices: auto leaves out; * and ? are '
+        "wildcards.",
+    )
+    gid_subnets: tuple[Subnet, ...] = Field(
+        (),
+        max_length=256,
+        description="Subnets that GIDs are preferred from, such as those of the fabric's addresses: 10.0.0.0/8.",
+    )
+    gid_family: Literal["ipv4", "ipv6"] = Field(
+        "ipv4", description="Kind of address that a GID is preferred from, all else being equal."
+    )
+    traffic_class: int = Field(
+        0,
+        ge=0,
+        le=255,
+        description="Traffic class of all RDMA devices; on RoCE the DSCP times four. Switches choose queue, PFC and "
+        "ECN by it: it must be what they and all hosts of the fabric expect.",
+    )
+    service_level: int = Field(0, ge=0, le=15, description="InfiniBand service level of all RDMA devices.")
 
 
 # ---------------------------------------------------------------------------------------------------------------- peers
@@ -651,16 +766,34 @@ class LoggingConfig(Section):
 
 # ------------------------------------------------------------------------------------------------------------- the file
 
-DEFAULT_DEVICE = DeviceConfig(name="tcp0", address="127.0.0.1")
+DEVICES_EXPECTED = "auto, or a list of devices"
+
+
+def _listed_devices(value: Any) -> Any:
+    """``auto`` is kept as no device at all; a device without a rail takes its place in the list."""
+    if value is None or value == "auto":
+        return ()
+    if isinstance(value, list | tuple):
+        return [{"rail": min(i, 7), **item} if isinstance(item, dict) else item for i, item in enumerate(value)]
+    raise problem(f"{value!r} is no list", DEVICES_EXPECTED, "write devices: auto, or an entry a device")
+
+
+Devices = Annotated[
+    tuple[DeviceConfig, ...],
+    BeforeValidator(_listed_devices, json_schema_input_type=Literal["auto"] | tuple[DeviceConfig, ...]),
+]
 
 
 class Config(Section):
     """The whole configuration file. Every section may be left out."""
 
     host: HostConfig = Field(default_factory=HostConfig, description="Who and where this host is.")
-    devices: tuple[DeviceConfig, ...] = Field(
-        (), max_length=8, description="Devices; with none, one tcp device tcp0 on 127.0.0.1."
+    devices: Devices = Field(
+        (),
+        max_length=8,
+        description="Devices of this host; auto, or none, takes every RDMA port found, with rails in PCI order.",
     )
+    rdma: RdmaConfig = Field(RdmaConfig(), description="How RDMA devices are found, and GIDs chosen.")
     peers: PeersConfig = Field(PeersConfig(), description="Which other hosts there are.")
     probing: ProbingConfig = Field(ProbingConfig(), description="Round-trip measurement.")
     classification: ClassificationConfig = Field(ClassificationConfig(), description="How a path gets its class.")
@@ -673,15 +806,9 @@ class Config(Section):
     metrics: MetricsConfig = Field(MetricsConfig(), description="Prometheus metrics.")
     logging: LoggingConfig = Field(LoggingConfig(), description="Logs.")
 
-    @field_validator("devices", mode="before")
-    @classmethod
-    def _default_devices(cls, value: Any) -> Any:
-        """An empty list becomes the default device; a device without a rail takes its place in the list."""
-        if isinstance(value, list | tuple):
-            if not value:
-                return (DEFAULT_DEVICE,)
-            return [{"rail": i, **item} if isinstance(item, dict) else item for i, item in enumerate(value)]
-        return value
+    @field_serializer("devices", mode="wrap")
+    def _devices_as_written(self, value: tuple[DeviceConfig, ...], handler: SerializerFunctionWrapHandler) -> Any:
+        return handler(value) if value else "auto"
 
     @field_validator("devices")
     @classmethod
@@ -695,6 +822,17 @@ class Config(Section):
                     "rename one of them",
                 )
             seen[device.name] = index
+        ports: dict[tuple[str, int], int] = {}
+        for index, device in enumerate(value):
+            if isinstance(device, VerbsDeviceConfig):
+                port = (device.rdma_device, device.port)
+                if port in ports:
+                    raise problem(
+                        f"[{index}].rdma_device {port[0]!r} port {port[1]} is also [{ports[port]}]",
+                        "each port of an RDMA device once",
+                        "remove one of them, or correct its rdma_device or port",
+                    )
+                ports[port] = index
         return value
 
     @model_validator(mode="after")

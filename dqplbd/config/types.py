@@ -17,6 +17,7 @@ __all__ = [
     "BitRate",
     "DeviceAddress",
     "FileMode",
+    "GidText",
     "HostId",
     "HostPort",
     "IpAddress",
@@ -25,9 +26,14 @@ __all__ = [
     "Nanoseconds",
     "PeerName",
     "Place",
+    "RdmaMtu",
+    "RdmaName",
+    "RdmaPattern",
     "Seconds",
     "Size",
+    "Subnet",
     "Unit",
+    "gid_text",
     "is_loopback",
     "problem",
     "split_host_port",
@@ -84,6 +90,8 @@ def _printable(value: object) -> object:
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,30}$"
 _HOST_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$"
+_RDMA_NAME: Final = r"^[!-$&-.0-~]{1,63}$"  # what the kernel has room for: anything but % and what ends a path
+_RDMA_PATTERN: Final = r"^[!-$&-.0-~]{1,63}(/[0-9*?]{1,3})?$"
 _PEER: Final = r"^(\*|[A-Za-z0-9][A-Za-z0-9_.:-]{0,62})$"
 DNS_NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?$"
 
@@ -92,12 +100,16 @@ PATTERN_MEANINGS: Final[dict[str, str]] = {
     _NAME: "1 to 31 letters, digits, '_', '.' and '-', the first a letter or digit",
     _HOST_ID: "1 to 63 letters, digits, '_', '.', ':' and '-', the first a letter or digit",
     _PEER: "a host_id, or '*'",
+    _RDMA_NAME: "the name of an RDMA device such as mlx5_0",
+    _RDMA_PATTERN: "the name of an RDMA device such as mlx5_0 or mlx5_bond_*, or of a port such as mlx5_0/1",
     DNS_NAME: "a DNS name such as dqplbd.cluster.example",
 }
 
 Name = Annotated[str, BeforeValidator(_text), Field(pattern=_NAME)]
 HostId = Annotated[str, BeforeValidator(_text), Field(pattern=_HOST_ID)]
 PeerName = Annotated[str, BeforeValidator(_text), Field(pattern=_PEER)]
+RdmaName = Annotated[str, BeforeValidator(_text), Field(pattern=_RDMA_NAME)]
+RdmaPattern = Annotated[str, BeforeValidator(_text), Field(pattern=_RDMA_PATTERN)]
 Place = Annotated[str, BeforeValidator(_printable), Field(max_length=128)]
 
 
@@ -117,6 +129,55 @@ def _device_address(value: object) -> object:
     return text
 
 
+def gid_text(gid: ipaddress.IPv6Address) -> str:
+    """A GID as text: an IPv6 address, one made of an IPv4 address as ``::ffff:10.0.0.1``, as inet_ntop(3) has it."""
+    mapped = gid.ipv4_mapped
+    return f"::ffff:{mapped}" if mapped is not None else str(gid)
+
+
+def _gid(value: object) -> object:
+    """A GID in the text form of :func:`gid_text`; an IPv4 address stands for the GID that is made of it."""
+    text = _text(value)
+    try:
+        address = ipaddress.ip_address(str(text))
+    except ValueError:
+        raise problem(f"{value!r} is no GID", "an IPv6 address such as fe80::1, or an IPv4 address") from None
+    if isinstance(address, ipaddress.IPv4Address):
+        address = ipaddress.IPv6Address(b"\0" * 10 + b"\xff\xff" + address.packed)
+    inner = address.ipv4_mapped or address
+    if address.scope_id is not None or inner.is_unspecified or inner.is_multicast:
+        raise problem(f"{text!r} is no GID of a port", "a GID as `dqplb devices -o wide` lists them")
+    return gid_text(address)
+
+
+def _subnet(value: object) -> object:
+    try:
+        return str(ipaddress.ip_network(str(_text(value)), strict=False))
+    except ValueError:
+        raise problem(f"{value!r} is no subnet", "a subnet such as 10.0.0.0/8 or fd00::/8") from None
+
+
+_RDMA_MTUS: Final = (256, 512, 1024, 2048, 4096)
+
+
+def _rdma_mtu(value: object) -> object:
+    try:
+        mtu = parse_bytes(value)
+    except UnitError as error:
+        raise problem(error.problem, error.expected) from None
+    if mtu not in _RDMA_MTUS:
+        smaller = [one for one in _RDMA_MTUS if one < mtu]
+        raise problem(
+            f"{value!r} is no MTU of RDMA",
+            f"one of {', '.join(map(str, _RDMA_MTUS))}",
+            f"use {smaller[-1]}; headers are not counted" if smaller else "",
+        )
+    return mtu
+
+
+GidText = Annotated[str, BeforeValidator(_gid)]
+Subnet = Annotated[str, BeforeValidator(_subnet)]
+RdmaMtu = Annotated[int, BeforeValidator(_rdma_mtu, json_schema_input_type=int | str), Unit("bytes")]
 IpAddress = Annotated[str, BeforeValidator(_ip_address)]
 DeviceAddress = Annotated[str, BeforeValidator(_device_address)]
 

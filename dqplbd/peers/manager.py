@@ -290,6 +290,20 @@ class PeerManager:
         if peer is not None and not peer.asking:
             self._ask(peer)
 
+    def announce(self) -> None:
+        """Say hello to all peers that are up: this host has changed, and they must know soon."""
+        for peer in self.directory:
+            if peer.state is State.UP:
+                self._ask_anew(peer)
+
+    def _ask_anew(self, peer: Peer) -> None:
+        """Ask a peer with what this host says of itself now, also when it is being asked already."""
+        task = self._asking.get(id(peer))
+        if task is None:
+            self._ask(peer)
+        else:
+            task.add_done_callback(lambda _: self._ask(peer) if peer.state is State.UP else None)
+
     def suspect(self, host_id: str) -> None:
         """Ask a peer that is thought to be up, as it seems not to be."""
         peer = self.directory.by_host(host_id)

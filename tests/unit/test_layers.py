@@ -50,6 +50,8 @@ PURE_PYTHON = [
     "probing/estimate.py",
     "probing/bursts.py",
     "profiles/bdp.py",
+    "inventory/gids.py",
+    "inventory/discover.py",
 ]
 IMPURE_MODULES = {"asyncio", "os", "random", "select", "signal", "socket", "subprocess", "threading", "time", "aiohttp"}
 

@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dqplbd.config import Config, ConfigError, Problem, load_config, parse_config
 from dqplbd.config.loader import MAX_FILE_BYTES, field_at
+from dqplbd.config.models import TcpDeviceConfig, VerbsDeviceConfig
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,7 +57,25 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() -> No
             "Gbit/s",
         ),
         ("devices: [{name: a, address: x.y}]", 1, "devices[0].address", "x.y", "IPv4 or IPv6"),
-        ("devices: [{name: a, address: 127.0.0.1, provider: verbs}]", 1, "devices[0].provider", "'verbs'", "'tcp'"),
+        ("devices: [{name: a, address: 127.0.0.1, provider: ib}]", 1, "devices[0].provider", "'ib'", "'tcp', 'verbs'"),
+        ("devices: somehow", 1, "devices", "somehow", "auto, or a list"),
+        ("devices: [{name: a, provider: verbs, rdma_device: x y}]", 1, "devices[0].rdma_device", "x y", "mlx5_0"),
+        (
+            "devices:\n- name: a\n  provider: verbs\n  rdma_device: mlx5_0\n  mtu_bytes: 9000\n",
+            5,
+            "devices[0].mtu_bytes",
+            "9000",
+            "4096",
+        ),
+        (
+            "devices:\n- {name: a, provider: verbs, rdma_device: m, gid: mlx5_0}",
+            2,
+            "devices[0].gid",
+            "mlx5_0",
+            "IPv6 address",
+        ),
+        ("rdma: {gid_subnets: [10.0.0.0/33]}", 1, "rdma.gid_subnets[0]", "10.0.0.0/33", "10.0.0.0/8"),
+        ("rdma: {exclude: [mlx5 0]}", 1, "rdma.exclude[0]", "mlx5 0", "mlx5_bond_*"),
         ("devices: [{name: a, address: 0.0.0.0}]", 1, "devices[0].address", "0.0.0.0", "interface"),
         ("devices: [{name: a, address: 'ff02::1'}]", 1, "devices[0].address", "ff02::1", "interface"),
         ("peers: {static: [{address: '127.0.0.1'}]}", 1, "peers.static[0].address", "127.0.0.1", "address:port"),
@@ -104,17 +124,17 @@ def test_a_host_name_of_the_system_that_is_no_host_id_is_an_error_that_names_the
 def test_the_json_schema_takes_quantities_as_texts_and_refuses_unknown_keys() -> None:
     schema = Config.model_json_schema()
     assert schema["additionalProperties"] is False
-    device = schema["$defs"]["DeviceConfig"]
+    device = schema["$defs"]["TcpDeviceConfig"]
     assert device["additionalProperties"] is False
     assert set(device["required"]) == {"name", "address"}
+    assert set(schema["$defs"]["VerbsDeviceConfig"]["required"]) == {"name", "provider", "rdma_device"}
+    assert {"const": "auto", "type": "string"} in schema["properties"]["devices"]["anyOf"]
     rate = device["properties"]["rate_bps"]
     assert {"integer", "string"} <= {choice["type"] for choice in rate["anyOf"]}
     assert rate["description"]
 
 
 def test_what_is_shown_can_be_read_again() -> None:
-    import yaml
-
     config = parse_config("devices: [{name: a, address: '::1', rate_bps: 1Gbit/s}]\nprofiles: {peers: {h: {qps: 3}}}")
     assert parse_config(yaml.safe_dump(config.model_dump(mode="json"))) == config
 
@@ -196,9 +216,58 @@ def test_texts_that_look_like_numbers_and_quantities() -> None:
     assert config.clients.mode == "0600"
 
 
-def test_without_devices_there_is_one_on_loopback() -> None:
-    (device,) = parse_config("devices: []").devices
-    assert (device.name, device.provider, device.address, device.rate_bps) == ("tcp0", "tcp", "127.0.0.1", 10**10)
+@pytest.mark.parametrize("text", ["", "devices:", "devices: auto", "devices: []"])
+def test_without_devices_they_are_looked_for(text: str) -> None:
+    config = parse_config(text)
+    assert config.devices == ()
+    assert config.model_dump(mode="json")["devices"] == "auto"
+    assert parse_config(yaml.safe_dump(config.model_dump(mode="json"))) == config
+
+
+VERBS = """
+devices:
+- name: rdma0
+  provider: verbs
+  rdma_device: mlx5_0
+  gid: 10.1.2.3
+  traffic_class: 104
+- {name: rdma1, provider: verbs, rdma_device: mlx5_1, port: 2, mtu_bytes: 4KiB, rate_bps: 400Gbit/s}
+- {name: tcp0, address: 127.0.0.1}
+rdma: {gid_subnets: [10.1.2.3/8, "fd00::/8"], exclude: [mlx5_bond_0, "mlx5_*/2"], traffic_class: 96}
+"""
+
+
+def test_rdma_devices() -> None:
+    config = parse_config(VERBS)
+    first, second, third = config.devices
+    assert isinstance(first, VerbsDeviceConfig)
+    assert isinstance(second, VerbsDeviceConfig)
+    assert isinstance(third, TcpDeviceConfig)
+    assert (first.rdma_device, first.port, first.gid, first.traffic_class) == ("mlx5_0", 1, "::ffff:10.1.2.3", 104)
+    assert (second.port, second.mtu_bytes, second.rate_bps, second.rail) == (2, 4096, 400 * 10**9, 1)
+    assert config.rdma.gid_subnets == ("10.0.0.0/8", "fd00::/8")
+    assert parse_config(yaml.safe_dump(config.model_dump(mode="json"))) == config
+
+
+def test_keys_belong_to_a_provider() -> None:
+    problem = only("devices:\n- name: a\n  provider: tcp\n  address: 127.0.0.1\n  rdma_device: mlx5_0\n")
+    assert (problem.line, problem.key, problem.what) == (5, "devices[0].rdma_device", "unknown key")
+    assert "address" in problem.expected
+    problem = only("devices:\n- name: a\n  provider: verbs\n  rdma_device: mlx5_0\n  address: 127.0.0.1\n")
+    assert (problem.line, problem.key, problem.what) == (5, "devices[0].address", "unknown key")
+    assert "rdma_device" in problem.expected
+    problem = only("devices:\n- name: a\n  provider: verbs\n  rdma_device: mlx5_0\n  trafic_class: 3\n")
+    assert "traffic_class" in problem.action
+    problem = only("devices:\n- name: a\n  rdma_device: mlx5_0\n")
+    assert (problem.key, problem.what) == ("devices[0].provider", "the key is missing")
+
+
+def test_a_port_is_one_device() -> None:
+    entry = "provider: verbs, rdma_device: mlx5_0"
+    problem = only(f"devices: [{{name: a, {entry}}}, {{name: b, {entry}, port: 1}}]")
+    assert problem.key == "devices"
+    assert "[1].rdma_device 'mlx5_0' port 1 is also [0]" in problem.what
+    assert len(parse_config(f"devices: [{{name: a, {entry}}}, {{name: b, {entry}, port: 2}}]").devices) == 2
 
 
 def test_an_emulated_link_is_found_by_its_peer_before_the_wildcard() -> None:
@@ -260,6 +329,9 @@ def test_fields_are_found_by_key_path() -> None:
         assert model is not None
         assert field is not None
     assert field_at(("devices", 0, "x"))[1] is None
+    assert field_at(("devices", 0, "rdma_device"))[0] is VerbsDeviceConfig
+    assert field_at(("devices", 0, "<tcp>", "rdma_device"))[1] is None
+    assert field_at(("devices", 0, "<verbs>", "port"))[0] is VerbsDeviceConfig
     assert field_at(("nothing", "x"))[1] is None
 
 
@@ -268,7 +340,9 @@ _VALUES = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["name", "address", "rack", "qps", "host_id", "x", "peer"]), inner, max_size=3
+            st.sampled_from(["name", "address", "provider", "rdma_device", "rack", "qps", "host_id", "x", "peer"]),
+            inner,
+            max_size=3,
         )
     ),
     max_leaves=6,
@@ -278,8 +352,6 @@ _VALUES = st.recursive(
 @settings(max_examples=200)
 @given(st.data())
 def test_any_values_for_any_keys_give_a_configuration_or_a_config_error(data: st.DataObject) -> None:
-    import yaml
-
     document: dict[str, object] = {}
     for section in data.draw(st.sets(st.sampled_from([*Config.model_fields, "other"]), max_size=4)):
         field = Config.model_fields.get(section)
@@ -295,7 +367,7 @@ def test_any_values_for_any_keys_give_a_configuration_or_a_config_error(data: st
             assert problem.expected
             assert problem.line is None or problem.line >= 1
     else:
-        assert config.devices
+        assert config.rdma
 
 
 @given(st.text(max_size=120))
