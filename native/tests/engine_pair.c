@@ -13,6 +13,8 @@
 
 #include <cmocka.h>
 
+#include "transport_env.h"
+
 const struct dq_profile test_profile = { .rtt_ns = 100000, .rate_bps = 10000000000ull, .window_bytes = 4u << 20, .floor_bytes = 128u << 10,
 					 .noise_ns = 20000000, .segment_bytes = 64u << 10, .qps = 4, .outstanding_per_qp = 16,
 					 .adapt = 1, .grants = 1 };
@@ -24,14 +26,15 @@ static double now_s(void)
 	return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
-void host_start(struct host *h, const char *name, uint64_t deadline_ns)
+void host_start(struct host *h, int end, const char *name, uint64_t deadline_ns)
 {
 	static uint64_t epoch = 0x1000;
 	struct dq_engine_config cfg = { .epoch = ++epoch, .spin_us = 0, .cpu = -1, .api_family = 4, .api_port = 7471 };
-	struct dq_engine_device_config dev = { .name = "tcp0", .provider = "tcp", .address = "127.0.0.1", .rate_bps = 10000000000ull,
-					       .deadline_ns = deadline_ns, .numa_node = -1 };
+	struct dq_engine_device_config dev = { .name = "dev0", .rate_bps = 10000000000ull, .deadline_ns = deadline_ns, .numa_node = -1 };
 	struct dq_text err = { 0 };
 	memset(h, 0, sizeof *h);
+	snprintf(dev.provider, sizeof dev.provider, "%s", transport_provider());
+	snprintf(dev.address, sizeof dev.address, "%s", transport_address(end));
 	snprintf(h->host_id, sizeof h->host_id, "%s", name);
 	memcpy(cfg.host_id, h->host_id, sizeof cfg.host_id);
 	h->epoch = cfg.epoch;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For tests of the engine: engines in one process with tcp devices on loopback, the part of the control plane reduced to
- * what makes VCs, and clients that speak the ring layout directly (so that they can also break it).
+ * For tests of the engine: engines in one process with devices of the provider that the environment names (transport_env.h;
+ * tcp on loopback by default), the part of the control plane reduced to what makes VCs, and clients that speak the ring layout
+ * directly (so that they can also break it).
  */
 #ifndef DQ_TESTS_ENGINE_PAIR_H
 #define DQ_TESTS_ENGINE_PAIR_H
@@ -39,7 +40,7 @@ struct memory {
 	uint64_t bytes;
 };
 
-void host_start(struct host *h, const char *name, uint64_t deadline_ns);
+void host_start(struct host *h, int end, const char *name, uint64_t deadline_ns); /* end: 0 or 1, of transport_address() */
 void host_stop(struct host *h);
 /* Add the path from `from` to `to` (and nothing else). */
 void host_path(struct host *from, struct host *to, unsigned slot, const struct dq_profile *profile);

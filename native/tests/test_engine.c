@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine over real tcp on loopback, its clients played by the test through the shared rings. */
+/* The engine over a real transport (transport_env.h), its clients played by the test through the shared rings. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "engine_pair.h"
+#include "transport_env.h"
 
 struct pair {
 	struct host a, b;
@@ -18,8 +19,8 @@ struct pair {
 static int set_up(void **state)
 {
 	static struct pair p;
-	host_start(&p.a, "alpha", 0);
-	host_start(&p.b, "beta", 0);
+	host_start(&p.a, 0, "alpha", 0);
+	host_start(&p.b, 1, "beta", 0);
 	host_path(&p.a, &p.b, 0, &test_profile);
 	host_path(&p.b, &p.a, 0, &test_profile);
 	host_connect(&p.a, 0, &p.b, 0);
@@ -175,7 +176,7 @@ static void a_dead_peer_ends_requests(void **state)
 	assert_int_equal(client_expect(&p->ca, recv).status, DQ_OK);
 	assert_true(host_wait(&p->a, &p->a.downs, 1, 20));
 	munmap(ma.addr, ma.bytes);
-	host_start(&p->b, "beta", 0); /* for tear_down */
+	host_start(&p->b, 1, "beta", 0); /* for tear_down */
 }
 
 static void freed_memory_cancels(void **state)
@@ -239,6 +240,9 @@ static void many_flows(void **state)
 
 int main(void)
 {
+	const int unfit = transport_env_check();
+	if (unfit)
+		return unfit;
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(carries_messages_of_all_sizes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(puts_and_notifies, set_up, tear_down),

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "engine_pair.h"
+#include "transport_env.h"
 #include "prng.h"
 
 struct pair {
@@ -28,8 +29,8 @@ static int set_up(void **state)
 {
 	(void)state;
 	memset(&p, 0, sizeof p);
-	host_start(&p.a, "alpha", 0);
-	host_start(&p.b, "beta", 0);
+	host_start(&p.a, 0, "alpha", 0);
+	host_start(&p.b, 1, "beta", 0);
 	host_path(&p.a, &p.b, 0, &test_profile);
 	host_path(&p.b, &p.a, 0, &test_profile);
 	host_connect(&p.a, 0, &p.b, 0);
@@ -261,6 +262,9 @@ static void quotas_hold(void **state)
 
 int main(void)
 {
+	const int unfit = transport_env_check();
+	if (unfit)
+		return unfit;
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(any_entries, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(impossible_indices, set_up, tear_down),

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tcp provider over real sockets on loopback. Whatever a peer sends, this end stays whole. */
+/*
+ * What only the tcp provider has, over real sockets on loopback: frames, hellos, strangers, heartbeats. Whatever a peer sends,
+ * this end stays whole. What every provider promises is in test_transport*.c.
+ */
 #include "transport_pair.h"
 
 #include <arpa/inet.h>
@@ -94,293 +97,28 @@ static bool raw_closed(int fd)
 	}
 }
 
-/* ---- data ---- */
-
-/* Random sizes over many QPs in both directions at once; every write lands where it was sent to, once, in the order of its QP. */
-static void test_random_traffic(void **state)
-{
-	enum { QPS = 6, DEPTH = 12, WRITES = 3000, CELLS = 64, CELL = MEMORY_BYTES / 2 / CELLS };
-	uint32_t sent_imm[2][QPS] = {0}, seen_imm[2][QPS] = {0}, done[2][QPS] = {0}, outstanding[2][QPS] = {0};
-	bool cell_busy[2][CELLS] = {0};
-	struct pair t;
-	struct dq_qp *qps[2][QPS];
-	uint64_t seed = 0x5eed;
-	unsigned posted = 0, landed = 0, acked = 0;
-	struct { uint32_t len, cell; } flight[2][QPS][256];
-
-	(void)state;
-	pair_open_tcp(&t, 0, 0);
-	struct side *sides[2] = {&t.a, &t.b};
-	for (int q = 0; q < QPS; q++)
-		qp_pair(&t, DQ_QP_DATA, DEPTH, NULL, NULL, &qps[0][q], &qps[1][q]);
-	/* ctx tells QPs apart: made anew with it */
-	for (int s = 0; s < 2; s++)
-		for (int q = 0; q < QPS; q++)
-			dq_tcp_qp_of(qps[s][q])->attr.ctx = &done[s][q];
-	/* The first half of each memory is source, filled once; the second half is written by the peer. */
-	for (int s = 0; s < 2; s++)
-		for (uint32_t i = 0; i < MEMORY_BYTES / 2; i++)
-			sides[s]->bytes[i] = (uint8_t)prng_next(&seed);
-	t.a.logged = t.b.logged = 0;
-
-	while (acked < WRITES || landed < WRITES) {
-		for (int k = 0; k < 8 && posted < WRITES; k++) {
-			const int s = (int)prng_below(&seed, 2);
-			const uint32_t q = prng_below(&seed, QPS), cell = prng_below(&seed, CELLS);
-			if (outstanding[s][q] == DEPTH || cell_busy[s][cell])
-				continue;
-			const uint32_t shape = prng_below(&seed, 4);
-			const uint32_t len = shape == 0 ? 0 : shape == 1 ? prng_below(&seed, 200) : prng_below(&seed, CELL + 1);
-			const struct dq_write wr = {.wr_id = sent_imm[s][q], .mem = sides[s]->mem, .offset = cell * CELL, .len = len,
-						    .remote_addr = sides[!s]->key.addr + MEMORY_BYTES / 2 + cell * CELL,
-						    .remote_key = sides[!s]->key.key, .imm = sent_imm[s][q]};
-			assert_int_equal(sides[s]->p->post_write(qps[s][q], &wr, 1), 1);
-			flight[s][q][sent_imm[s][q] % 256].len = len;
-			flight[s][q][sent_imm[s][q] % 256].cell = cell;
-			cell_busy[s][cell] = true;
-			sent_imm[s][q]++;
-			outstanding[s][q]++;
-			posted++;
-		}
-		for (int s = 0; s < 2; s++) {
-			struct dq_wc wc[7];
-			int n = sides[s]->p->poll(sides[s]->dev, wc, 7);
-			for (int i = 0; i < n; i++) {
-				const uint32_t q = (uint32_t)((uint32_t *)wc[i].ctx - done[s]);
-				assert_int_equal(wc[i].status, DQ_WC_SUCCESS);
-				if (wc[i].op == DQ_WC_SEGMENT) {
-					const uint32_t cell = flight[!s][q][wc[i].imm % 256].cell;
-					assert_int_equal(wc[i].imm, seen_imm[s][q]);
-					assert_int_equal(wc[i].len, flight[!s][q][wc[i].imm % 256].len);
-					assert_memory_equal(sides[s]->bytes + MEMORY_BYTES / 2 + cell * CELL, sides[!s]->bytes + cell * CELL, wc[i].len);
-					memset(sides[s]->bytes + MEMORY_BYTES / 2 + cell * CELL, 0xee, CELL);
-					seen_imm[s][q]++;
-					landed++;
-				} else {
-					assert_int_equal(wc[i].op, DQ_WC_WRITE);
-					assert_int_equal(wc[i].wr_id, done[s][q]);
-					done[s][q]++;
-					outstanding[s][q]--;
-					acked++;
-				}
-			}
-		}
-		/* A cell is free when its write completed here and its segment was checked there, in whichever order. */
-		for (int s = 0; s < 2; s++) {
-			bool busy[CELLS] = {false};
-			for (uint32_t q = 0; q < QPS; q++)
-				for (uint32_t i = DQ_MIN(done[s][q], seen_imm[!s][q]); i != sent_imm[s][q]; i++)
-					busy[flight[s][q][i % 256].cell] = true;
-			memcpy(cell_busy[s], busy, sizeof busy);
-		}
-	}
-	assert_int_equal(posted, WRITES);
-	for (int s = 0; s < 2; s++)
-		for (int q = 0; q < QPS; q++)
-			sides[s]->p->qp_destroy(qps[s][q]);
-	pair_close(&t);
-}
-
-/* Writes of 0 bytes to 1 MiB, whole, one after the other. */
-static void test_sizes(void **state)
-{
-	static const uint32_t sizes[] = {0, 1, 39, 40, 41, 64, 127, 128, 983, 984, 1023, 1024, 1025, 4055, 4056, 4057, 4095, 4096, 4097, 65535, 65536, MEMORY_BYTES};
-	struct pair t;
-	struct dq_qp *qa, *qb;
-	uint64_t seed = 9;
-
-	(void)state;
-	pair_open_tcp(&t, 0, 0);
-	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &qa, &qb);
-	for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-		for (uint32_t k = 0; k < MEMORY_BYTES; k += 8) {
-			const uint64_t v = prng_next(&seed);
-			memcpy(t.a.bytes + k, &v, 8);
-		}
-		memset(t.b.bytes, 0, MEMORY_BYTES);
-		t.a.logged = t.b.logged = 0;
-		const struct dq_write wr = write_of(&t.a, &t.b, i, 0, sizes[i]);
-		assert_int_equal(t.a.p->post_write(qa, &wr, 1), 1);
-		PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 1 && count(&t.b, DQ_WC_SEGMENT, NULL) == 1);
-		assert_int_equal(find(&t.b, DQ_WC_SEGMENT, 0)->len, sizes[i]);
-		assert_memory_equal(t.a.bytes, t.b.bytes, sizes[i]);
-		for (uint32_t k = sizes[i]; k < DQ_MIN(sizes[i] + 64, MEMORY_BYTES); k++)
-			assert_int_equal(t.b.bytes[k], 0);
-	}
-	t.a.p->qp_destroy(qa);
-	t.b.p->qp_destroy(qb);
-	pair_close(&t);
-}
-
-/* A message that the sender posts after it saw its write completed is polled after that write's segment. */
-static void test_control_follows_segment(void **state)
-{
-	struct pair t;
-	struct dq_qp *da, *db, *ca, *cb;
-
-	(void)state;
-	pair_open_tcp(&t, 0, 0);
-	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
-	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
-	for (uint64_t i = 0; i < 200; i++) {
-		const struct dq_recv rv = {.wr_id = i, .mem = t.b.mem, .offset = 512 * 1024, .len = 4096};
-		const struct dq_write wr = write_of(&t.a, &t.b, i, 0, 70000);
-		const struct dq_send sd = {.wr_id = i, .mem = t.a.mem, .offset = 4096, .len = 100};
-		t.a.logged = t.b.logged = 0;
-		assert_int_equal(t.b.p->post_recv(cb, &rv, 1), 1);
-		assert_int_equal(t.a.p->post_write(da, &wr, 1), 1);
-		PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 1);
-		assert_int_equal(t.a.p->post_send(ca, &sd, 1), 1);
-		PUMP_UNTIL(&t, count(&t.a, DQ_WC_SEND, NULL) == 1 && count(&t.b, DQ_WC_RECV, NULL) == 1);
-		assert_int_equal(t.b.logged, 2);
-		assert_int_equal(t.b.log[0].op, DQ_WC_SEGMENT);
-		assert_int_equal(t.b.log[1].op, DQ_WC_RECV);
-		assert_int_equal(t.b.log[1].len, 100);
-		assert_int_equal(t.b.log[1].wr_id, i);
-	}
-	t.a.p->qp_destroy(da);
-	t.b.p->qp_destroy(db);
-	t.a.p->qp_destroy(ca);
-	t.b.p->qp_destroy(cb);
-	pair_close(&t);
-}
-
-/* A receiver that polls slowly slows the sender and loses nothing. */
-static void test_backpressure(void **state)
-{
-	enum { WRITES = 20000 };
-	struct pair t;
-	struct dq_qp *qa, *qb;
-	unsigned posted = 0, done = 0, seen = 0;
-
-	(void)state;
-	pair_open_tcp(&t, 0, 0);
-	qp_pair(&t, DQ_QP_DATA, 256, NULL, NULL, &qa, &qb);
-	while (done < WRITES || seen < WRITES) {
-		struct dq_wc wc[64];
-		struct dq_write wr = write_of(&t.a, &t.b, posted, 0, 8);
-		while (posted < WRITES && t.a.p->post_write(qa, &wr, 1) == 1) {
-			posted++;
-			wr.wr_id = wr.imm = posted;
-		}
-		int n = t.a.p->poll(t.a.dev, wc, 64);
-		for (int i = 0; i < n; i++)
-			assert_int_equal(wc[i].wr_id, done++);
-		n = t.b.p->poll(t.b.dev, wc, 3);
-		for (int i = 0; i < n; i++)
-			assert_int_equal(wc[i].imm, seen++);
-		assert_true(dq_tcp_device_of(t.b.dev)->cq_tail - dq_tcp_device_of(t.b.dev)->cq_head <= dq_tcp_device_of(t.b.dev)->cq_mask + 1);
-	}
-	t.a.p->qp_destroy(qa);
-	t.b.p->qp_destroy(qb);
-	pair_close(&t);
-}
-
-/* Sleeping on the event fd after arm() misses nothing. */
-static void test_arm_and_sleep(void **state)
-{
-	struct pair t;
-	struct dq_qp *qa, *qb;
-
-	(void)state;
-	pair_open_tcp(&t, 0, 0);
-	qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
-	struct pollfd fds[2] = {{.fd = t.a.p->event_fd(t.a.dev), .events = POLLIN}, {.fd = t.b.p->event_fd(t.b.dev), .events = POLLIN}};
-	for (unsigned i = 0; i < 300; i++) {
-		const struct dq_write wr = write_of(&t.a, &t.b, i, 0, i * 997 % MEMORY_BYTES);
-		t.a.logged = t.b.logged = 0;
-		assert_int_equal(t.a.p->post_write(qa, &wr, 1), 1);
-		assert_int_equal(t.a.p->arm(t.a.dev), 1); /* unsent work */
-		while (count(&t.a, DQ_WC_WRITE, NULL) == 0 || count(&t.b, DQ_WC_SEGMENT, NULL) == 0) {
-			pair_poll(&t);
-			if (!t.a.p->arm(t.a.dev) && !t.b.p->arm(t.b.dev) && count(&t.a, DQ_WC_WRITE, NULL) == 0)
-				assert_true(poll(fds, 2, 30000) > 0);
-		}
-	}
-	t.a.p->qp_destroy(qa);
-	t.b.p->qp_destroy(qb);
-	pair_close(&t);
-}
-
 /* ---- access ---- */
 
-/* A write the peer may not do: it fails as such, those before it succeed, those after it are flushed, no byte is written. */
-static void refuse_write(struct pair *t, struct dq_write bad)
-{
-	struct dq_qp *qa, *qb;
-	uint8_t before[256];
-	const uint64_t violations = stats_of(&t->b)->access_violations;
-
-	qp_pair(t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
-	t->a.logged = t->b.logged = 0;
-	memset(t->a.bytes, 0x11, 256);
-	memset(t->b.bytes, 0x22, 256);
-	struct dq_write wr[4] = {write_of(&t->a, &t->b, 0, 512, 64), bad, write_of(&t->a, &t->b, 2, 1024, 64), write_of(&t->a, &t->b, 3, 2048, 64)};
-	wr[1].wr_id = 1;
-	memcpy(before, t->b.bytes, sizeof before);
-	assert_int_equal(t->a.p->post_write(qa, wr, 4), 4);
-	PUMP_UNTIL(t, count(&t->a, DQ_WC_FAILED, NULL) == 1 && count(&t->b, DQ_WC_FAILED, NULL) == 1);
-	assert_int_equal(t->a.logged, 5);
-	static const uint8_t expected[5] = {DQ_WC_SUCCESS, DQ_WC_REMOTE_ACCESS, DQ_WC_FLUSHED, DQ_WC_FLUSHED, DQ_WC_REMOTE_ACCESS};
-	for (unsigned i = 0; i < 5; i++) {
-		assert_int_equal(t->a.log[i].status, expected[i]);
-		assert_int_equal(t->a.log[i].op, i == 4 ? DQ_WC_FAILED : DQ_WC_WRITE);
-		if (i < 4)
-			assert_int_equal(t->a.log[i].wr_id, i);
-	}
-	assert_int_equal(count(&t->b, DQ_WC_SEGMENT, NULL), 1);
-	assert_int_equal(find(&t->b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_ACCESS);
-	assert_memory_equal(t->b.bytes, before, sizeof before);
-	assert_int_equal(stats_of(&t->b)->access_violations, violations + 1);
-	assert_int_equal(t->a.p->post_write(qa, wr, 1), -EIO);
-	t->a.p->qp_destroy(qa);
-	t->b.p->qp_destroy(qb);
-}
-
+/* Both ends are told at once, and each violation is counted. */
 static void test_access_violations(void **state)
 {
 	struct pair t;
-	struct dq_mem *other;
-	struct dq_mem_key key;
-	struct dq_error err = {0};
-	static uint8_t small[4096];
-	struct dq_mem_desc desc = {.addr = small, .len = sizeof small, .dmabuf_fd = -1};
+	struct dq_qp *qa, *qb;
 
 	(void)state;
 	pair_open_tcp(&t, 0, 0);
-	struct dq_write bad = write_of(&t.a, &t.b, 1, 0, 64);
-	bad.remote_key ^= 1ull << 40;
-	refuse_write(&t, bad);                                   /* wrong key */
-	bad = write_of(&t.a, &t.b, 1, 0, 64);
-	bad.remote_key ^= 1;
-	refuse_write(&t, bad);                                   /* key of no slot */
-	bad = write_of(&t.a, &t.b, 1, 0, 64);
-	bad.remote_key = UINT64_MAX;
-	refuse_write(&t, bad);
-	bad = write_of(&t.a, &t.b, 1, 0, 65);
-	bad.remote_addr = t.b.key.addr + MEMORY_BYTES - 64;
-	refuse_write(&t, bad);                                   /* one byte too far */
-	bad.remote_addr = t.b.key.addr + MEMORY_BYTES + 1;
-	bad.len = 1;
-	refuse_write(&t, bad);                                   /* behind the end */
-	bad.remote_addr = UINT64_MAX - 10;
-	bad.len = 64;
-	refuse_write(&t, bad);                                   /* sum wraps */
-	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &other, &err), 0);
-	t.b.p->mem_key(other, 0, 1, &key);
-	bad = write_of(&t.a, &t.b, 1, 0, 64);
-	bad.remote_addr = key.addr;
-	bad.remote_key = key.key;
-	refuse_write(&t, bad);                                   /* no remote write */
-	t.b.p->mem_deregister(other);
-	desc.access = DQ_ACCESS_REMOTE_WRITE;
-	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &other, &err), 0);
-	t.b.p->mem_key(other, 0, 1, &key);
-	bad.remote_key = key.key;
-	t.b.p->mem_deregister(other);
-	refuse_write(&t, bad);                                   /* deregistered */
-	for (unsigned i = 0; i < sizeof small; i++)
-		assert_int_equal(small[i], 0);
+	for (unsigned bit = 0; bit < 64; bit += 9) { /* of the slot and of the random part */
+		qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa, &qb);
+		forget_log(&t);
+		struct dq_write bad = write_of(&t.a, &t.b, 1, 0, 64);
+		bad.remote_key ^= 1ull << bit;
+		assert_int_equal(t.a.p->post_write(qa, &bad, 1), 1);
+		PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
+		assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_ACCESS);
+		assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_ACCESS);
+		assert_int_equal(stats_of(&t.b)->access_violations, bit / 9 + 1);
+		qp_pair_destroy(&t, qa, qb);
+	}
 	pair_close(&t);
 }
 
@@ -439,8 +177,7 @@ static void test_deregister_posted(void **state)
 	assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->status, DQ_WC_LOCAL);
 	assert_int_equal(find(&t.a, DQ_WC_WRITE, 0)->status, DQ_WC_FLUSHED);
 	assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_GONE);
-	t.a.p->qp_destroy(qa);
-	t.b.p->qp_destroy(qb);
+	qp_pair_destroy(&t, qa, qb);
 	pair_close(&t);
 }
 
@@ -453,9 +190,9 @@ static void test_send_without_receive(void **state)
 	(void)state;
 	pair_open_tcp(&t, 0, 0);
 	for (int round = 0; round < 2; round++) {
-		t.a.logged = t.b.logged = 0;
+		forget_log(&t);
 		qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &qa, &qb);
-		t.a.logged = t.b.logged = 0;
+		forget_log(&t);
 		if (round == 0) {
 			assert_int_equal(t.a.p->post_send(qa, &sd, 1), 1);
 		} else { /* too long for the receive */
@@ -469,8 +206,7 @@ static void test_send_without_receive(void **state)
 		assert_int_equal(find(&t.a, DQ_WC_SEND, 0)->status, DQ_WC_FLUSHED);
 		assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_PROTOCOL);
 		assert_int_equal(count(&t.b, DQ_WC_RECV, NULL), round); /* flushed */
-		t.a.p->qp_destroy(qa);
-		t.b.p->qp_destroy(qb);
+		qp_pair_destroy(&t, qa, qb);
 	}
 	pair_close(&t);
 }
@@ -483,7 +219,7 @@ static void still_works(struct pair *t)
 	struct dq_qp *qa, *qb;
 
 	qp_pair(t, DQ_QP_DATA, 4, NULL, NULL, &qa, &qb);
-	t->a.logged = t->b.logged = 0;
+	forget_log(t);
 	memset(t->a.bytes, 0x3c, 9000);
 	const struct dq_write wr = write_of(&t->a, &t->b, 1, 0, 9000);
 	assert_int_equal(t->a.p->post_write(qa, &wr, 1), 1);
@@ -715,7 +451,7 @@ static void test_frame_fuzz(void **state)
 	assert_int_equal(t.b.p->mem_register(t.b.dev, &desc, &mem, &err), 0);
 	t.b.p->mem_key(mem, 0, 1, &key);
 	for (int round = 0; round < 1500; round++) {
-		t.a.logged = t.b.logged = 0;
+		forget_log(&t);
 		int fd = raw_qp(&t, round % 2 ? DQ_QP_CONTROL : DQ_QP_DATA, &qp);
 		size_t n = 0;
 		if (round % 2) {
@@ -866,8 +602,7 @@ static void test_dial_before_passive_end_is_told(void **state)
 	assert_int_equal(t.b.p->qp_connect(qb, &ea, false, &err), 0);
 	PUMP_UNTIL(&t, count(&t.a, DQ_WC_CONNECTED, NULL) == 1 && count(&t.b, DQ_WC_CONNECTED, NULL) == 1);
 	assert_int_equal(dq_tcp_device_of(t.b.dev)->pending_used, 0);
-	t.a.p->qp_destroy(qa);
-	t.b.p->qp_destroy(qb);
+	qp_pair_destroy(&t, qa, qb);
 	pair_close(&t);
 }
 
@@ -913,7 +648,6 @@ static void test_bad_arguments(void **state)
 	struct dq_endpoint e;
 
 	(void)state;
-	assert_null(dq_provider_find("carrier-pigeon"));
 	pair_open_tcp(&t, 0, 0);
 	const struct dq_provider *p = t.a.p;
 	struct dq_device_config cfg = {.name = "x", .address = "example.org"};
@@ -930,9 +664,7 @@ static void test_bad_arguments(void **state)
 	cfg.port = (uint16_t)atoi(strchr(attr.address, ':') + 1);
 	assert_int_equal(p->device_open(&cfg, &dev, &err), -EADDRINUSE);
 
-	struct dq_qp_attr qattr = {.kind = DQ_QP_DATA, .send_depth = 0};
-	assert_int_equal(p->qp_create(t.a.dev, &qattr, &qp, &err), -EINVAL);
-	qattr.send_depth = DQ_TCP_MAX_DEPTH + 1;
+	struct dq_qp_attr qattr = {.kind = DQ_QP_DATA, .send_depth = DQ_TCP_MAX_DEPTH + 1};
 	assert_int_equal(p->qp_create(t.a.dev, &qattr, &qp, &err), -EINVAL);
 
 	qp = qp_make(&t.a, DQ_QP_DATA, 4, NULL, NULL);
@@ -949,37 +681,16 @@ static void test_bad_arguments(void **state)
 	bad = e;
 	bad.data[2] = 6;
 	assert_int_equal(p->qp_connect(qp, &bad, true, &err), -EAFNOSUPPORT);
-	assert_int_equal(p->qp_connect(qp, &e, false, &err), 0); /* the QP is still good after those */
-	assert_int_equal(p->qp_connect(qp, &e, false, &err), -EISCONN);
-	const struct dq_recv rv = {.wr_id = 1};
-	assert_int_equal(p->post_recv(qp, &rv, 1), -EINVAL);
 	p->qp_destroy(qp);
 
-	static uint8_t page[4096];
-	struct dq_mem_desc desc = {.addr = page, .len = 0, .dmabuf_fd = -1};
-	assert_int_equal(p->mem_register(t.a.dev, &desc, &mem, &err), -EINVAL);
-	desc = (struct dq_mem_desc){.addr = NULL, .len = 5, .dmabuf_fd = -1};
-	assert_int_equal(p->mem_register(t.a.dev, &desc, &mem, &err), -EINVAL);
 	int memfd = memfd_create("not-a-dma-buf", MFD_CLOEXEC);
-	desc = (struct dq_mem_desc){.len = 4096, .dmabuf_fd = memfd};
+	const struct dq_mem_desc desc = {.len = 4096, .dmabuf_fd = memfd};
 	assert_int_equal(p->mem_register(t.a.dev, &desc, &mem, &err), -EINVAL);
 	assert_non_null(strstr(err.text, "not a dma-buf"));
 	close(memfd);
 
 	qp_pair(&t, DQ_QP_DATA, 2, NULL, NULL, &qa, &qb);
 	struct dq_write wr[3] = {write_of(&t.a, &t.b, 0, 0, 8), write_of(&t.a, &t.b, 1, 0, 8), write_of(&t.a, &t.b, 2, 0, 8)};
-	struct dq_write w = wr[0];
-	w.offset = MEMORY_BYTES;
-	w.len = 1;
-	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
-	w.offset = UINT64_MAX;
-	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
-	w = wr[0];
-	w.mem = NULL;
-	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
-	w.mem = t.b.mem; /* of another device */
-	assert_int_equal(p->post_write(qa, &w, 1), -EINVAL);
-	assert_int_equal(p->post_write(qa, wr, 0), 0);
 	assert_int_equal(p->post_write(qa, wr, 3), 2); /* send depth */
 	assert_int_equal(p->post_write(qa, wr + 2, 1), 0);
 	const struct dq_tcp_device *a = dq_tcp_device_of(t.a.dev);
@@ -993,8 +704,7 @@ static void test_bad_arguments(void **state)
 	assert_int_equal(p->post_write(qa, wr + 2, 1), 0);
 	PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 2 && count(&t.b, DQ_WC_SEGMENT, NULL) == 2);
 	assert_int_equal(p->post_write(qa, wr + 2, 1), 1);
-	p->qp_destroy(qa);
-	t.b.p->qp_destroy(qb);
+	qp_pair_destroy(&t, qa, qb);
 	pair_close(&t);
 }
 
@@ -1032,51 +742,7 @@ static void test_ipv6(void **state)
 
 /* ---- fence, destroy ---- */
 
-static void test_fence(void **state)
-{
-	struct pair t;
-	struct dq_qp *qa, *qb;
-	enum { N = 16 };
-
-	(void)state;
-	for (int turns = 0; turns < 12; turns++) { /* fenced at any stage of the work */
-		pair_open_tcp(&t, 0, 0);
-		qp_pair(&t, DQ_QP_DATA, N, NULL, NULL, &qa, &qb);
-		t.a.logged = t.b.logged = 0;
-		struct dq_write wr[N];
-		for (unsigned i = 0; i < N; i++)
-			wr[i] = write_of(&t.a, &t.b, i, i * 65536, 65536);
-		assert_int_equal(t.a.p->post_write(qa, wr, N), N);
-		for (int i = 0; i < turns; i++)
-			pair_poll(&t);
-		t.a.p->qp_fence(qa);
-		t.a.p->qp_fence(qa); /* again: nothing */
-		PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
-		for (int i = 0; i < 50; i++)
-			pair_poll(&t);
-		assert_int_equal(t.a.logged, N + 1);
-		bool flushed = false;
-		for (unsigned i = 0; i < N; i++) {
-			assert_int_equal(t.a.log[i].op, DQ_WC_WRITE);
-			assert_int_equal(t.a.log[i].wr_id, i);
-			flushed |= t.a.log[i].status == DQ_WC_FLUSHED;
-			assert_int_equal(t.a.log[i].status, flushed ? DQ_WC_FLUSHED : DQ_WC_SUCCESS);
-		}
-		assert_int_equal(t.a.log[N].op, DQ_WC_FAILED);
-		assert_int_equal(t.a.log[N].status, DQ_WC_FLUSHED);
-		/* What completed at the sender is complete at the receiver. */
-		unsigned ok = 0;
-		for (unsigned i = 0; i < N; i++)
-			ok += t.a.log[i].status == DQ_WC_SUCCESS;
-		assert_true(count(&t.b, DQ_WC_SEGMENT, NULL) >= ok);
-		assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_GONE);
-		t.a.p->qp_destroy(qa);
-		t.b.p->qp_destroy(qb);
-		pair_close(&t);
-	}
-}
-
-/* The receiving end fences: after that no byte of its memory changes any more. */
+/* The receiving end fences: no byte of its memory changes any more from that very call on, and the peer is told at once. */
 static void test_fence_stops_incoming(void **state)
 {
 	struct pair t;
@@ -1086,7 +752,7 @@ static void test_fence_stops_incoming(void **state)
 	pair_open_tcp(&t, 0, 0);
 	for (int turns = 0; turns < 8; turns++) {
 		qp_pair(&t, DQ_QP_DATA, 16, NULL, NULL, &qa, &qb);
-		t.a.logged = t.b.logged = 0;
+		forget_log(&t);
 		memset(t.a.bytes, 0x5a, MEMORY_BYTES);
 		memset(t.b.bytes, 0, MEMORY_BYTES);
 		struct dq_write wr[16];
@@ -1098,11 +764,11 @@ static void test_fence_stops_incoming(void **state)
 		t.b.p->qp_fence(qb);
 		memset(t.b.bytes, 0xc3, MEMORY_BYTES);
 		PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_FAILED, NULL) == 1);
+		assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_GONE);
 		for (uint32_t i = 0; i < MEMORY_BYTES; i++)
 			if (t.b.bytes[i] != 0xc3)
 				fail_msg("byte %u was written after the fence", i);
-		t.a.p->qp_destroy(qa);
-		t.b.p->qp_destroy(qb);
+		qp_pair_destroy(&t, qa, qb);
 	}
 	pair_close(&t);
 }
@@ -1127,12 +793,9 @@ static void test_destroy_drops_completions(void **state)
 
 	(void)state;
 	pair_open_tcp(&t, 0, 0);
-	for (int q = 0; q < 2; q++) {
-		qp_pair(&t, DQ_QP_DATA, 8, NULL, NULL, &qa[q], &qb[q]);
-		dq_tcp_qp_of(qa[q])->attr.ctx = &mark[q];
-		dq_tcp_qp_of(qb[q])->attr.ctx = &mark[q];
-	}
-	t.a.logged = t.b.logged = 0;
+	for (int q = 0; q < 2; q++)
+		qp_pair_marked(&t, DQ_QP_DATA, 8, &mark[q], &qa[q], &qb[q]);
+	forget_log(&t);
 	for (uint64_t i = 0; i < 8; i++)
 		for (int q = 0; q < 2; q++) {
 			const struct dq_write wr = write_of(&t.a, &t.b, i, i * 64, 64);
@@ -1178,8 +841,7 @@ static void test_frozen_peer_with_work(void **state)
 	assert_int_equal(t.a.log[0].status, DQ_WC_FLUSHED);
 	assert_int_equal(t.a.log[1].status, DQ_WC_FLUSHED);
 	assert_int_equal(t.a.log[2].status, DQ_WC_TIMEOUT);
-	t.a.p->qp_destroy(qa);
-	t.b.p->qp_destroy(qb);
+	qp_pair_destroy(&t, qa, qb);
 	pair_close(&t);
 }
 
@@ -1193,8 +855,7 @@ static void test_frozen_peer_idle(void **state)
 	(void)state;
 	pair_open_tcp(&t, 20 * MS, 5000 * MS);
 	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
-	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
-	dq_tcp_qp_of(ca)->attr.ctx = &control;
+	qp_pair_marked(&t, DQ_QP_CONTROL, 4, &control, &ca, &cb);
 	t.a.logged = 0;
 	const uint64_t guard = clock_ns() + 60000000000u;
 	while (count(&t.a, DQ_WC_FAILED, NULL) == 0) {
@@ -1221,7 +882,7 @@ static void test_idle_stays_up(void **state)
 	pair_open_tcp(&t, 40 * MS, 400 * MS);
 	qp_pair(&t, DQ_QP_DATA, 4, NULL, NULL, &da, &db);
 	qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &ca, &cb);
-	t.a.logged = t.b.logged = 0;
+	forget_log(&t);
 	const uint64_t end = clock_ns() + 1000 * MS;
 	while (clock_ns() < end) {
 		const uint64_t due = DQ_MIN(t.a.p->next_deadline(t.a.dev), t.b.p->next_deadline(t.b.dev));
@@ -1312,7 +973,8 @@ static void test_operation_deadline(void **state)
 
 /* ---- datagrams ---- */
 
-static void test_datagrams(void **state)
+/* Noise from strangers is dropped. */
+static void test_datagram_noise(void **state)
 {
 	struct pair t;
 	struct dq_dgram *da, *db;
@@ -1326,46 +988,6 @@ static void test_datagrams(void **state)
 	assert_int_equal(p->dgram_open(t.a.dev, &da, &err), 0);
 	assert_int_equal(p->dgram_open(t.b.dev, &db, &err), 0);
 	p->dgram_endpoint(db, &to);
-	for (uint64_t id = 1; id <= 200; id++) {
-		struct dq_dgram_event ev[8];
-		uint64_t sent = 0, received = 0, echoed = 0, back = 0;
-		struct dq_endpoint from = {0};
-		const uint64_t before = clock_ns();
-		const uint64_t guard = before + 60000000000u;
-		assert_int_equal(p->dgram_send(da, &to, 0, NULL, id, text, 5), 0);
-		while (!sent || !received || !echoed || !back) {
-			int n = p->dgram_poll(da, ev, 8);
-			for (int i = 0; i < n; i++) {
-				if (ev[i].kind == DQ_DGRAM_SENT) {
-					assert_int_equal(ev[i].id, id);
-					sent = ev[i].time_ns;
-				} else {
-					assert_int_equal(ev[i].kind, DQ_DGRAM_RECEIVED);
-					assert_int_equal(ev[i].len, 128);
-					back = ev[i].time_ns;
-				}
-			}
-			n = p->dgram_poll(db, ev, 8);
-			for (int i = 0; i < n; i++) {
-				if (ev[i].kind == DQ_DGRAM_RECEIVED) {
-					uint8_t answer[128] = {1};
-					assert_int_equal(ev[i].len, 5);
-					assert_memory_equal(ev[i].data, text, 5);
-					received = ev[i].time_ns;
-					from = ev[i].from;
-					assert_int_equal(p->dgram_send(db, &from, 0, NULL, 1000 + id, answer, sizeof answer), 0);
-				} else {
-					assert_int_equal(ev[i].id, 1000 + id);
-					echoed = ev[i].time_ns;
-				}
-			}
-			assert_true(clock_ns() < guard);
-		}
-		/* One clock, in the order of things. */
-		assert_true(before <= sent + 20000 && sent <= received + 20000 && received <= echoed + 20000 && echoed <= back + 20000);
-		assert_true(back <= clock_ns() + 20000);
-	}
-	/* Noise from strangers is dropped. */
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons(dq_le16_get(to.data + 4))};
 	memcpy(&addr.sin_addr, to.data + 8, 4);
@@ -1393,40 +1015,8 @@ static void test_datagrams(void **state)
 		}
 		n = p->dgram_poll(da, ev, 8);
 	}
-	assert_int_equal(p->dgram_send(da, &to, 0, NULL, 1, text, 129), -EMSGSIZE);
 	to.data[1] = DQ_TCP_ENDPOINT_QP;
 	assert_int_equal(p->dgram_send(da, &to, 0, NULL, 1, text, 5), -EINVAL);
-	p->dgram_close(da);
-	p->dgram_close(db);
-	pair_close(&t);
-}
-
-/* With nothing to do the socket is not readable: a prober that sleeps on it stays asleep. */
-static void test_datagram_sleep(void **state)
-{
-	struct pair t;
-	struct dq_dgram *da, *db;
-	struct dq_error err = {0};
-	struct dq_endpoint to;
-
-	(void)state;
-	pair_open_tcp(&t, 0, 0);
-	const struct dq_provider *p = t.a.p;
-	assert_int_equal(p->dgram_open(t.a.dev, &da, &err), 0);
-	assert_int_equal(p->dgram_open(t.b.dev, &db, &err), 0);
-	p->dgram_endpoint(db, &to);
-	struct dq_dgram_event ev[8];
-	unsigned sent = 0;
-	for (int i = 0; i < 20; i++)
-		assert_int_equal(p->dgram_send(da, &to, 0, NULL, 1, "x", 1), 0);
-	const uint64_t guard = clock_ns() + 60000000000u;
-	while (sent < 20) {
-		sent += (unsigned)p->dgram_poll(da, ev, 8);
-		assert_true(clock_ns() < guard);
-	}
-	struct pollfd fd = {.fd = p->dgram_fd(da), .events = POLLIN};
-	assert_int_equal(poll(&fd, 1, 0), 0);
-	assert_true(p->dgram_next_deadline(da) == DQ_NEVER);
 	p->dgram_close(da);
 	p->dgram_close(db);
 	pair_close(&t);
@@ -1435,11 +1025,6 @@ static void test_datagram_sleep(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_random_traffic),
-		cmocka_unit_test(test_sizes),
-		cmocka_unit_test(test_control_follows_segment),
-		cmocka_unit_test(test_backpressure),
-		cmocka_unit_test(test_arm_and_sleep),
 		cmocka_unit_test(test_access_violations),
 		cmocka_unit_test(test_deregister_under_write),
 		cmocka_unit_test(test_deregister_posted),
@@ -1457,7 +1042,6 @@ int main(void)
 		cmocka_unit_test(test_nobody_there),
 		cmocka_unit_test(test_bad_arguments),
 		cmocka_unit_test(test_ipv6),
-		cmocka_unit_test(test_fence),
 		cmocka_unit_test(test_fence_stops_incoming),
 		cmocka_unit_test(test_destroy_drops_completions),
 		cmocka_unit_test(test_frozen_peer_with_work),
@@ -1465,8 +1049,7 @@ int main(void)
 		cmocka_unit_test(test_idle_stays_up),
 		cmocka_unit_test(test_heartbeat_is_answered),
 		cmocka_unit_test(test_operation_deadline),
-		cmocka_unit_test(test_datagrams),
-		cmocka_unit_test(test_datagram_sleep),
+		cmocka_unit_test(test_datagram_noise),
 	};
 	return cmocka_run_group_tests_name("tcp provider", tests, NULL, NULL);
 }

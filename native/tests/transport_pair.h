@@ -8,17 +8,21 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "provider/link.h"
+#include "prng.h"
 #include "provider/provider.h"
 #include "transport_env.h"
 
 #define LOG_MAX 65536u
 #define MEMORY_BYTES (1u << 20)
+#define HALF (MEMORY_BYTES / 2)
+#define PATIENCE_NS 60000000000u /* a test that waits longer for what must come has failed */
 
 struct side {
 	const struct dq_provider *p;
@@ -135,7 +139,7 @@ static inline const struct dq_wc *find(const struct side *s, enum dq_wc_op op, u
 /* Poll both until the condition holds; a test that would hang fails after a minute. */
 #define PUMP_UNTIL(t, condition)                                                                                              \
 	do {                                                                                                                  \
-		const uint64_t guard_ = clock_ns() + 60000000000u;                                                            \
+		const uint64_t guard_ = clock_ns() + PATIENCE_NS;                                                            \
 		unsigned empty_ = 0;                                                                                          \
 		while (!(condition)) {                                                                                        \
 			if (pair_poll(t))                                                                                     \
@@ -203,6 +207,82 @@ static inline struct dq_write write_of(const struct side *from, const struct sid
 {
 	return (struct dq_write){.wr_id = id, .mem = from->mem, .offset = offset, .remote_addr = to->key.addr + offset,
 				 .remote_key = to->key.key, .len = len, .imm = (uint32_t)id};
+}
+
+static inline void fill(uint8_t *at, uint32_t n, uint64_t seed)
+{
+	for (; n >= 8; at += 8, n -= 8) {
+		const uint64_t v = prng_next(&seed);
+		memcpy(at, &v, 8);
+	}
+	for (; n; n--)
+		*at++ = (uint8_t)prng_next(&seed);
+}
+
+static inline struct side *side_of(struct pair *t, int end)
+{
+	return end ? &t->b : &t->a;
+}
+
+static inline void forget_log(struct pair *t)
+{
+	t->a.logged = t->b.logged = 0;
+}
+
+/* A while in which nothing is expected to come. */
+static inline void pump_rounds(struct pair *t, int rounds)
+{
+	for (int i = 0; i < rounds; i++)
+		if (pair_poll(t) == 0)
+			pair_rest(t);
+}
+
+/* The peer's QP is gone or in error. Who only waits may never learn it; who sends does. */
+static inline void expect_peer_lost(struct pair *t, struct side *s, struct dq_qp *qp, const void *mark)
+{
+	const struct dq_write wr = {.wr_id = 0xdead};
+
+	side_poll(s);
+	if (count(s, DQ_WC_FAILED, mark) == 0) {
+		const int rc = s->p->post_write(qp, &wr, 1);
+		assert_true(rc == 1 || rc == -EIO);
+	}
+	PUMP_UNTIL(t, count(s, DQ_WC_FAILED, mark) == 1);
+	for (uint32_t i = 0; i < s->logged; i++)
+		if (s->log[i].op == DQ_WC_FAILED && (!mark || s->log[i].ctx == mark))
+			assert_true(s->log[i].status == DQ_WC_REMOTE_GONE || s->log[i].status == DQ_WC_TIMEOUT);
+	assert_int_equal(s->p->post_write(qp, &wr, 1), -EIO);
+}
+
+/* One write each way of len bytes from and to offset, and nothing else. Each side sends its lower half to the peer's upper. */
+static inline void exchange(struct pair *t, struct dq_qp *qa, struct dq_qp *qb, uint32_t len, uint32_t skew)
+{
+	struct dq_qp *qps[2] = {qa, qb};
+
+	forget_log(t);
+	for (int end = 0; end < 2; end++) {
+		struct side *from = side_of(t, end), *to = side_of(t, !end);
+		fill(from->bytes + skew, len, len + (uint64_t)end);
+		memset(to->bytes + HALF, 0, HALF);
+		const struct dq_write wr = {.wr_id = len, .mem = from->mem, .offset = skew, .len = len, .imm = ~len,
+					    .remote_addr = to->key.addr + HALF + 2 * skew, .remote_key = to->key.key};
+		assert_int_equal(from->p->post_write(qps[end], &wr, 1), 1);
+	}
+	PUMP_UNTIL(t, t->a.logged == 2 && t->b.logged == 2);
+	for (int end = 0; end < 2; end++) {
+		const struct side *from = side_of(t, !end), *to = side_of(t, end);
+		const struct dq_wc *segment = find(to, DQ_WC_SEGMENT, 0), *done = find(to, DQ_WC_WRITE, 0);
+		assert_int_equal(segment->status, DQ_WC_SUCCESS);
+		assert_int_equal(segment->len, len);
+		assert_int_equal(segment->imm, ~len);
+		assert_int_equal(done->status, DQ_WC_SUCCESS);
+		assert_int_equal(done->wr_id, len);
+		assert_memory_equal(from->bytes + skew, to->bytes + HALF + 2 * skew, len);
+		for (uint32_t k = 0; k < 2 * skew; k++)
+			assert_int_equal(to->bytes[HALF + k], 0);
+		for (uint32_t k = 2 * skew + len; k < DQ_MIN(2 * skew + len + 64, HALF); k++)
+			assert_int_equal(to->bytes[HALF + k], 0);
+	}
 }
 
 #endif
