@@ -7,6 +7,8 @@
  *
  * For laboratories only: whoever knows the seed knows every key and token.
  */
+/* Here open and open64 are two functions: programs may call either. */
+#undef _FILE_OFFSET_BITS
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -21,7 +21,17 @@ print(json.dumps([os.urandom(16).hex(), random.random(), secrets.token_hex(8), u
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("seeded") / "seeded.so"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    flags = [
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-D_FILE_OFFSET_BITS=64",
+        "-O2",
+        "-fPIC",
+        "-shared",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
     subprocess.run(["cc", *flags, "-o", str(built), str(SOURCE), "-lpthread"], check=True)
     return built
 
