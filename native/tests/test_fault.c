@@ -172,7 +172,7 @@ static void test_fail_qp(void **state)
 	assert_int_equal(t.a.p->post_write(qa[0], wr, 8), 8);
 	PUMP_UNTIL(&t, count(&t.a, DQ_WC_WRITE, NULL) == 11 && count(&t.a, DQ_WC_FAILED, NULL) == 1);
 	assert_int_equal(find(&t.a, DQ_WC_FAILED, 0)->status, DQ_WC_REMOTE_GONE);
-	expect_peer_lost(&t, &t.b, qb[1], NULL);
+	expect_peer_lost(&t, &t.b, DQ_QP_DATA, qb[1], NULL);
 	unsigned good = 0;
 	for (uint32_t i = 0; i < t.a.logged; i++)
 		good += t.a.log[i].op == DQ_WC_WRITE && t.a.log[i].status == DQ_WC_SUCCESS;
@@ -193,7 +193,7 @@ static void test_fail_qp_at_once(void **state)
 	qp_join(&t.a, qa, &t.b, qb);
 	PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1 && count(&t.b, DQ_WC_CONNECTED, NULL) == 1);
 	assert_int_equal(t.a.log[0].op, DQ_WC_CONNECTED);
-	expect_peer_lost(&t, &t.b, qb, NULL);
+	expect_peer_lost(&t, &t.b, DQ_QP_DATA, qb, NULL);
 	qp_pair_destroy(&t, qa, qb);
 	pair_close(&t);
 }
@@ -224,7 +224,7 @@ static void test_port_down(void **state)
 	PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 2);
 	assert_int_equal(count(&t.a, DQ_WC_WRITE, NULL), 5);
 	for (int q = 0; q < 2; q++)
-		expect_peer_lost(&t, &t.b, qb[q], &marks[q]);
+		expect_peer_lost(&t, &t.b, DQ_QP_DATA, qb[q], &marks[q]);
 	t.a.p->device_query(t.a.dev, &attr);
 	assert_false(attr.up);
 	assert_int_equal(t.a.p->dgram_send(da, &to_b, 0, NULL, 1, "x", 1), -ENETDOWN);

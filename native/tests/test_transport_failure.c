@@ -29,9 +29,9 @@ static void test_nobody_there(void **state)
 	if (count(&t.a, DQ_WC_CONNECTED, NULL) == 1) {
 		assert_int_equal(t.a.logged, 1);
 		forget_log(&t);
-		expect_peer_lost(&t, &t.a, dialing, NULL);
-		assert_int_equal(count(&t.a, DQ_WC_WRITE, NULL), 1);
-		assert_int_not_equal(find(&t.a, DQ_WC_WRITE, 0)->status, DQ_WC_SUCCESS);
+		expect_peer_lost(&t, &t.a, DQ_QP_CONTROL, dialing, NULL);
+		assert_int_equal(count(&t.a, DQ_WC_SEND, NULL), 1);
+		assert_int_not_equal(find(&t.a, DQ_WC_SEND, 0)->status, DQ_WC_SUCCESS);
 	}
 	PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1);
 	assert_int_equal(count(&t.a, DQ_WC_RECV, NULL), 3);
@@ -216,10 +216,9 @@ static void refuse_write(struct pair *t, struct dq_write bad)
 	}
 	assert_int_equal(t->a.p->post_write(qa, wr, 1), -EIO);
 	/* The QP at the other end is of no use either; it says why where the transport tells it. */
-	const struct dq_write poke = {.wr_id = 9};
 	pump_rounds(t, 20);
 	if (count(&t->b, DQ_WC_FAILED, &mark) == 0) {
-		const int rc = t->b.p->post_write(qb, &poke, 1);
+		const int rc = post_nothing(&t->b, DQ_QP_DATA, qb);
 		assert_true(rc == 1 || rc == -EIO);
 	}
 	PUMP_UNTIL(t, count(&t->b, DQ_WC_FAILED, &mark) == 1);
@@ -322,7 +321,7 @@ static void test_fence(void **state)
 		assert_int_equal(t.a.log[N].status, DQ_WC_FLUSHED);
 		/* What completed at the sender is complete at the receiver. */
 		assert_true(count(&t.b, DQ_WC_SEGMENT, &mark) >= done);
-		expect_peer_lost(&t, &t.b, qb, &mark);
+		expect_peer_lost(&t, &t.b, DQ_QP_DATA, qb, &mark);
 		qp_pair_destroy(&t, qa, qb);
 	}
 	pair_close(&t);
@@ -363,7 +362,7 @@ static void test_fence_stops_incoming(void **state)
 				assert_int_equal(t.b.bytes[i * 65536 + k], 0x5a);
 		}
 		memset(t.b.bytes, 0xc3, MEMORY_BYTES);
-		expect_peer_lost(&t, &t.a, qa, &mark);
+		expect_peer_lost(&t, &t.a, DQ_QP_DATA, qa, &mark);
 		assert_int_equal(t.b.logged, told);
 		for (uint32_t i = 0; i < MEMORY_BYTES; i++)
 			if (t.b.bytes[i] != 0xc3)
@@ -417,7 +416,7 @@ static void test_fence_states(void **state)
 		t.b.p->qp_endpoint(qb, &e);
 		assert_true(t.a.p->qp_connect(qa, &e, true, &err) < 0); /* no second life */
 		if (connected) { /* the peer finds out, and a fence of what has failed tells nothing more */
-			expect_peer_lost(&t, &t.b, qb, &mark);
+			expect_peer_lost(&t, &t.b, DQ_QP_CONTROL, qb, &mark);
 			const uint32_t logged = t.b.logged;
 			t.b.p->qp_fence(qb);
 			pump_rounds(&t, 20);

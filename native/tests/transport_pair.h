@@ -155,7 +155,8 @@ static inline struct dq_qp *qp_make(struct side *s, enum dq_qp_kind kind, uint32
 {
 	struct dq_error err = {0};
 	struct dq_qp *qp = NULL;
-	const struct dq_qp_attr attr = {.ctx = ctx, .kind = kind, .send_depth = depth, .recv_depth = depth, .link = link};
+	const struct dq_qp_attr attr = {.ctx = ctx, .kind = kind, .send_depth = depth, .recv_depth = depth, .link = link,
+					 .retries = 7};
 	if (s->p->qp_create(s->dev, &attr, &qp, &err))
 		fail_msg("%s", err.text);
 	return qp;
@@ -237,21 +238,27 @@ static inline void pump_rounds(struct pair *t, int rounds)
 			pair_rest(t);
 }
 
-/* The peer's QP is gone or in error. Who only waits may never learn it; who sends does. */
-static inline void expect_peer_lost(struct pair *t, struct side *s, struct dq_qp *qp, const void *mark)
+/* Something to send that needs no memory. */
+static inline int post_nothing(struct side *s, enum dq_qp_kind kind, struct dq_qp *qp)
 {
 	const struct dq_write wr = {.wr_id = 0xdead};
+	const struct dq_send sd = {.wr_id = 0xdead};
+	return kind == DQ_QP_DATA ? s->p->post_write(qp, &wr, 1) : s->p->post_send(qp, &sd, 1);
+}
 
+/* The peer's QP is gone or in error. Who only waits may never learn it; who sends does. */
+static inline void expect_peer_lost(struct pair *t, struct side *s, enum dq_qp_kind kind, struct dq_qp *qp, const void *mark)
+{
 	side_poll(s);
 	if (count(s, DQ_WC_FAILED, mark) == 0) {
-		const int rc = s->p->post_write(qp, &wr, 1);
+		const int rc = post_nothing(s, kind, qp);
 		assert_true(rc == 1 || rc == -EIO);
 	}
 	PUMP_UNTIL(t, count(s, DQ_WC_FAILED, mark) == 1);
 	for (uint32_t i = 0; i < s->logged; i++)
 		if (s->log[i].op == DQ_WC_FAILED && (!mark || s->log[i].ctx == mark))
 			assert_true(s->log[i].status == DQ_WC_REMOTE_GONE || s->log[i].status == DQ_WC_TIMEOUT);
-	assert_int_equal(s->p->post_write(qp, &wr, 1), -EIO);
+	assert_int_equal(post_nothing(s, kind, qp), -EIO);
 }
 
 /* One write each way of len bytes from and to offset, and nothing else. Each side sends its lower half to the peer's upper. */
