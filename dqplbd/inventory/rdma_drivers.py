@@ -16,34 +16,38 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["STANDARD", "Kind", "Source", "driver_name", "driver_sources"]
+__all__ = ["DRIVERS", "MEANINGS", "STANDARD", "Kind", "Source", "driver_name", "driver_sources"]
 
 
 class Kind(StrEnum):
-    """What happened."""
+    """What happened; :data:`MEANINGS` says it in words."""
 
     RETRANSMIT = "retransmit"
-    """This host sent something again."""
     OUT_OF_SEQUENCE = "out_of_sequence"
-    """This host received something out of order: on a path that does not reorder, something was lost before it."""
     RECEIVER_NOT_READY = "receiver_not_ready"
-    """No receive was posted, here or at the peer."""
     ACK_TIMEOUT = "ack_timeout"
-    """No acknowledgement came in time."""
     RETRY_EXCEEDED = "retry_exceeded"
-    """A queue pair failed after its last retry."""
     ECN_MARKED = "ecn_marked"
-    """A switch marked a received packet: there is congestion on the way here."""
     CNP_SENT = "cnp_sent"
-    """This host asked a sender to slow down."""
     CNP_HANDLED = "cnp_handled"
-    """This host was asked to slow down."""
     CNP_IGNORED = "cnp_ignored"
-    """The same, and the adapter did not: congestion control is off in it."""
     DISCARD = "discard"
-    """The adapter dropped a packet."""
     XMIT_WAIT_TICKS = "xmit_wait_ticks"
-    """Ticks, of a length that only the device knows, with something to send and no leave to."""
+
+
+MEANINGS: Final[Mapping[Kind, str]] = {
+    Kind.RETRANSMIT: "this host sent something again",
+    Kind.OUT_OF_SEQUENCE: "something arrived here out of order: what came before it was lost, or took another way",
+    Kind.RECEIVER_NOT_READY: "no receive was posted, here or at the peer",
+    Kind.ACK_TIMEOUT: "no acknowledgement came in time, and this host asked or sent again",
+    Kind.RETRY_EXCEEDED: "a queue pair failed after its last retry",
+    Kind.ECN_MARKED: "a packet arrived that a switch had marked: there is congestion on the way here",
+    Kind.CNP_SENT: "this host asked a sender to slow down",
+    Kind.CNP_HANDLED: "this host was asked to slow down, and did where its congestion control is on",
+    Kind.CNP_IGNORED: "this host was asked to slow down and did not: congestion control is off in the adapter",
+    Kind.DISCARD: "the adapter dropped a packet: damaged, no room, or no leave to send it",
+    Kind.XMIT_WAIT_TICKS: "ticks, of a length that only the device knows, with something to send and no leave to",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ _NAMES: Final = {
     "rdma_rxe": "rxe",
 }
 
-_DRIVERS: Final[Mapping[str, tuple[Source, ...]]] = {
+DRIVERS: Final[Mapping[str, tuple[Source, ...]]] = {
     "mlx5": _sources(
         {
             Kind.RETRANSMIT: ("packet_seq_err", "implied_nak_seq_err", "roce_adp_retrans"),
@@ -186,6 +190,8 @@ _DRIVERS: Final[Mapping[str, tuple[Source, ...]]] = {
     ),
 }
 
+"""Files of ``hw_counters/`` that mean something, by :func:`driver_name`."""
+
 STANDARD: Final = (
     Source(Kind.DISCARD, ("port_xmit_discards",)),
     Source(Kind.XMIT_WAIT_TICKS, ("port_xmit_wait",)),
@@ -204,4 +210,4 @@ def driver_name(name: str) -> str:
 
 def driver_sources(driver: str) -> tuple[Source, ...]:
     """Files of ``hw_counters/`` that mean something, by :func:`driver_name`; none for a driver that is not known."""
-    return _DRIVERS.get(driver, ())
+    return DRIVERS.get(driver, ())

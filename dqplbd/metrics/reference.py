@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/metrics.md, made of the catalogue: ``python -m dqplbd.metrics.reference > docs/metrics.md``."""
 
+from dqplbd.inventory.rdma_drivers import DRIVERS, MEANINGS, Kind
 from dqplbd.metrics.catalogue import CATALOGUE
 
 __all__ = ["reference"]
@@ -35,13 +36,45 @@ seconds, beside scrapes; one that goes round at 32 bits, or is set to 0, does no
 """
 
 
+_EVENTS = """
+## Events of RDMA devices
+
+Kinds of `dqplbd_device_rdma_events_total`, which `dqplb devices --json` shows as `rdma_events`:
+
+| kind | what happened |
+|---|---|
+"""
+
+_FILES = """
+They are the sums of these files of `/sys/class/infiniband/<device>/ports/<port>/hw_counters`; the driver is found by
+the device's link to it, never from its name. Every driver adds `counters/port_xmit_discards` to `discard` where there
+is one. `xmit_wait_ticks` is in `rdma_events` only. Of files with *or* between, one is taken. A file that is there and
+cannot be read counts in `dqplbd_device_rdma_counters_unreadable` and disturbs no other; `dqplb devices --json` names it
+and the reason.
+
+| driver | kind | files |
+|---|---|---|
+"""
+
+
+def _events() -> str:
+    rows = [f"| `{kind}` | {meaning} |\n" for kind, meaning in MEANINGS.items()]
+    files = []
+    for driver, sources in DRIVERS.items():
+        for kind in Kind:
+            names = [" or ".join(f"`{file}`" for file in one.files) for one in sources if one.kind is kind]
+            if names:
+                files.append(f"| {driver} | `{kind}` | {', '.join(names)} |\n")
+    return _EVENTS + "".join(rows) + _FILES + "".join(files)
+
+
 def reference() -> str:
     """The whole page."""
     rows = [
         f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels) or '-'} | {one.help} |\n"
         for one in CATALOGUE
     ]
-    return _HEAD + "".join(rows)
+    return _HEAD + "".join(rows) + _events()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dqplbd.inventory import rdma_counters
 from dqplbd.inventory.rdma_counters import PortCounters, RdmaCounters, gained, parse_counter
-from dqplbd.inventory.rdma_drivers import STANDARD, Kind, driver_name, driver_sources
+from dqplbd.inventory.rdma_drivers import DRIVERS, MEANINGS, STANDARD, Kind, driver_name, driver_sources
 
 # What the drivers have beside what is counted here: files that no table knows, with names and texts as they occur.
 OTHER_FILES = {"lifespan": "10", "duplicate_request": "7", "rx_write_requests": "99", "VL15_dropped": "N/A (no PMA)"}
@@ -249,9 +249,13 @@ def test_no_file_is_named_twice_in_a_driver() -> None:
 
 
 def test_every_driver_with_files_has_a_tree_here() -> None:
-    names = {driver_name(name) for name in TREES}
-    assert all(driver_sources(name) for name in names)
-    assert names == {"mlx5", "mlx4", "irdma", "bnxt_re", "efa", "hns", "erdma", "ionic", "rxe"}
+    assert {driver_name(name) for name in TREES} == set(DRIVERS)
+    assert all(DRIVERS.values())
+
+
+def test_every_kind_has_a_meaning_and_a_driver() -> None:
+    assert list(MEANINGS) == list(Kind)
+    assert {source.kind for sources in (*DRIVERS.values(), STANDARD) for source in sources} == set(Kind)
 
 
 def test_the_driver_is_not_what_the_name_says(sysfs: Sysfs) -> None:
