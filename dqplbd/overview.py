@@ -359,7 +359,9 @@ class Overview:
             path_class=path.path_class,
             classification=self._classification(path),
             estimate=self._estimate(path),
-            profile=profile_view(daemon.paths.profile(path), grants=daemon.config.transport.grants),
+            profile=profile_view(
+                daemon.paths.profile(path), grants=daemon.config.transport.grants, retry=daemon.paths.retry(path)
+            ),
             live=self._live(path),
         )
 
@@ -490,7 +492,7 @@ class Overview:
         """One explanation a path to a host."""
         paths = self._daemon.paths
         return [
-            explanation_view(self._path(path), paths.explain(path), self._device(path.device))
+            explanation_view(self._path(path), paths.explain(path), self._device(path.device), paths.retry(path))
             for path in self._paths_to(peer)
         ]
 

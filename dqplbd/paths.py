@@ -43,6 +43,7 @@ from dqplbd.probing.estimate import PathEstimator, Window, quantile
 from dqplbd.probing.prober import RESULTS, DeviceProber
 from dqplbd.probing.targets import Target, TargetPolicy, choose_targets
 from dqplbd.profiles.bdp import Explanation, PathInputs, Profile, ProfilePolicy
+from dqplbd.profiles.retry import Retry, RetryPolicy, compute_retry
 from dqplbd.profiles.table import Change, ProfileTable
 from dqplbd.topology.classify import Classification, ClassificationPolicy, ClassifierState, classify, next_rtt_class
 from dqplbd.topology.location import Location, PathClass, class_from_labels, merge_locations
@@ -183,6 +184,7 @@ class Paths:
             config.host.location.as_location(), self._locations.locate(config.host.host_id)
         )
         self._profile_policy = ProfilePolicy.from_config(config.profiles, config.transport)
+        self._retry_policy = RetryPolicy.from_config(config.transport)
         self._target_policy = TargetPolicy.from_config(config.probing)
         self._class_policy = self._current_class_policy()
 
@@ -232,7 +234,8 @@ class Paths:
         for change in self._table.reload(self._profile_policy, config.profiles.push_change):
             self._push(change)
         self._targets_due = True
-        if old.transport.grants != config.transport.grants:
+        pushed = ("grants", "ack_timeout_s", "retries")
+        if any(getattr(old.transport, key) != getattr(config.transport, key) for key in pushed):
             for path in self._paths.values():
                 self._push(Change(path.key, None, self._table.profile(path.key)))
         self.tick()
@@ -306,6 +309,12 @@ class Paths:
     def explain(self, path: Path) -> Explanation:
         """Why a path has its numbers."""
         return self._table.explain(path.key)
+
+    def retry(self, path: Path) -> Retry | None:
+        """How patient the queue pairs of a path are; None where its provider has its own time-outs."""
+        if path.device.config.provider != "verbs":
+            return None
+        return compute_retry(self.profile(path), self._retry_policy)
 
     def _locate(self, host_id: str) -> tuple[Location, str | None]:
         """Where a host is: what it says of itself before what the topology file says of it."""
@@ -699,6 +708,7 @@ class Paths:
 
     def _engine_profile(self, path: Path, profile: Profile) -> EngineProfile:
         path.noise_ns = self._noise(path)
+        retry = compute_retry(profile, self._retry_policy)
         return EngineProfile(
             rtt_ns=profile.rtt_ns,
             rate_bps=profile.rate_bps,
@@ -710,6 +720,8 @@ class Paths:
             outstanding_per_qp=profile.outstanding_per_qp,
             adapt=profile.adapt,
             grants=self._config.transport.grants,
+            ack_timeout_ns=retry.ack_timeout_ns,
+            retries=retry.retries,
         )
 
     def _push(self, change: Change[PathKey]) -> None:

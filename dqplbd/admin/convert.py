@@ -6,6 +6,7 @@ from typing import Final
 from dqplbd.admin.model import Device, Explanation, ExplanationStep, Path, Profile
 from dqplbd.admin.rdma_hints import diagnose, events_text
 from dqplbd.profiles import bdp
+from dqplbd.profiles.retry import Retry
 from dqplbd.units import format_ns, format_rate
 
 __all__ = ["explanation_view", "profile_view"]
@@ -22,8 +23,11 @@ _FORMULAS: Final = {
 }
 
 
-def profile_view(profile: bdp.Profile, *, grants: bool) -> Profile:
-    """A computed profile as the API tells it."""
+def profile_view(profile: bdp.Profile, *, grants: bool, retry: Retry | None = None) -> Profile:
+    """A computed profile as the API tells it.
+
+    :param retry: of the path, where its provider lets it be set.
+    """
     return Profile(
         rtt_ns=profile.rtt_ns,
         rtt_source=profile.rtt_by,
@@ -43,7 +47,10 @@ def profile_view(profile: bdp.Profile, *, grants: bool) -> Profile:
             "window_bytes": profile.limited_by,
             "qps": profile.qps_by,
             "outstanding_per_qp": profile.outstanding_by,
+            **({"ack_timeout_ns": retry.timeout_by} if retry is not None else {}),
         },
+        ack_timeout_ns=retry.ack_timeout_ns if retry is not None else None,
+        retries=retry.retries if retry is not None else None,
     )
 
 
@@ -138,12 +145,36 @@ def _device(device: Device) -> list[ExplanationStep]:
     ]
 
 
-def explanation_view(path: Path, explained: bdp.Explanation, device: Device | None = None) -> Explanation:
+def _retry(retry: Retry) -> list[ExplanationStep]:
+    return [
+        ExplanationStep(
+            topic="profile",
+            name="ack_timeout_ns",
+            value=retry.ack_timeout_ns,
+            formula="1024 x rtt_ns, 16 ms to 1 s, at least 8 x rtt_ns + window_bytes / rate_bps",
+            substituted=retry.formula,
+            limited_by=retry.timeout_by,
+        ),
+        ExplanationStep(
+            topic="profile",
+            name="give_up_ns",
+            value=retry.give_up_ns,
+            formula="ack_timeout_ns x (retries + 1)",
+            substituted=f"{format_ns(retry.ack_timeout_ns)} x ({retry.retries} + 1)",
+            note="silence after which a queue pair made now fails",
+        ),
+    ]
+
+
+def explanation_view(
+    path: Path, explained: bdp.Explanation, device: Device | None = None, retry: Retry | None = None
+) -> Explanation:
     """Measured, class, and each number of the profile with its formula, for one path.
 
     :param path: the path as the API tells it.
     :param explained: :func:`dqplbd.profiles.bdp.explain_profile` for the same path.
     :param device: its local device.
+    :param retry: how patient its queue pairs are, where its provider lets that be set.
     """
     steps = _measured(path) + (_device(device) if device is not None else []) + _class(path)
     for name, limit in explained.why.items():
@@ -157,6 +188,8 @@ def explanation_view(path: Path, explained: bdp.Explanation, device: Device | No
                 limited_by=limit.limiter or "",
             )
         )
+    if retry is not None:
+        steps += _retry(retry)
     live = path.live
     if live.window_bytes and live.profile_window_bytes and live.window_bytes < live.profile_window_bytes:
         steps.append(

@@ -380,6 +380,10 @@ class Profile(Model):
     grants: bool = True
     limited_by: str = Field(description="What bound the window: bdp, buffer, min, max, pinned, ...")
     limits: dict[str, str] = Field({}, description="The same for each number, by its key here.")
+    ack_timeout_ns: int | None = Field(
+        None, description="Wait of a new queue pair for an acknowledgement; null: the provider's own."
+    )
+    retries: int | None = Field(None, description="Times that it sends again before it fails.")
 
 
 PathState = Literal["idle", "connecting", "up", "failed"]

@@ -606,6 +606,16 @@ class TransportConfig(Section):
         5.0, ge=0.1, le=600, description="A segment not completed after this time means a failed queue pair."
     )
 
+    ack_timeout_s: Seconds | None = Field(
+        None,
+        ge=0.0001,
+        le=60,
+        description="RDMA: wait for an acknowledgement before sending again; by default from the RTT of the path, "
+        "16 ms to 1 s. Rounded up to 4.096 us times a power of two. For queue pairs made afterwards.",
+    )
+    retries: int = Field(
+        7, ge=0, le=7, description="RDMA: times that a queue pair sends again before it fails, likewise."
+    )
     cancel_deadline_s: Seconds = Field(
         0.5, ge=0.05, le=60, description="A peer that does not answer a cancel for so long has its queue pairs fenced."
     )

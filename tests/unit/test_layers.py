@@ -50,6 +50,7 @@ PURE_PYTHON = [
     "probing/estimate.py",
     "probing/bursts.py",
     "profiles/bdp.py",
+    "profiles/retry.py",
     "inventory/gids.py",
     "inventory/discover.py",
 ]
