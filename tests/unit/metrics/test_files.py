@@ -106,6 +106,48 @@ def test_promtool_accepts_the_rules() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("marks", "loss", "fires"),
+    [
+        ("0+0x30", "0+600x30", True),  # packets are lost, nobody marks
+        ("0+600x30", "0+600x30", False),  # marked, too
+        (None, "0+600x30", False),  # whether anybody marks is not counted
+        ("0+0x30", "0+6x30", False),  # a packet now and then
+    ],
+)
+def test_loss_without_marks_is_told_from_loss_with(tmp_path: Path, marks: str | None, loss: str, fires: bool) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian, Ubuntu: package prometheus)")
+    labels = 'instance="h1", device="mlx5_0", kind'
+    counters = {"retransmit": loss} | ({"ecn_marked": marks} if marks is not None else {})
+    alert = next(rule for rule in rules() if rule["alert"] == "DqplbdRdmaLossWithoutMarks")
+    told = {
+        "summary": "h1: mlx5_0 loses packets and no switch marks congestion",
+        "action": alert["annotations"]["action"],
+    }
+    expected = [{"exp_labels": {"severity": "warning", "instance": "h1", "device": "mlx5_0"}, "exp_annotations": told}]
+    case = {
+        "rule_files": [str(RULES)],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": f'dqplbd_device_rdma_events_total{{{labels}="{kind}"}}', "values": values}
+                    for kind, values in counters.items()
+                ],
+                "alert_rule_test": [
+                    {"eval_time": "25m", "alertname": alert["alert"], "exp_alerts": expected if fires else []}
+                ],
+            }
+        ],
+    }
+    file = tmp_path / "case.yaml"
+    file.write_text(yaml.safe_dump(case))
+    done = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs/metrics.md").read_text() == reference(), (
         "run `python -m dqplbd.metrics.reference > docs/metrics.md`"
