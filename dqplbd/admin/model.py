@@ -214,6 +214,9 @@ class ProberStats(Model):
     """The prober of one device (dq_prober_stats)."""
 
     time_source: str = Field(description="completion, kernel, software or virtual")
+    correction_ns: int = Field(
+        0, description="Taken off its times now, for the wake-up of the thread that reads the clock; 0 where none is."
+    )
     targets: int = 0
     sent: int = 0
     acked: int = 0

@@ -173,6 +173,12 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Bandwidth bursts of this host, by result: ok, busy (the peer has no time), refused (it takes none), failed.",
     ),
     Metric("dqplbd_bandwidth_burst_bytes_total", "counter", ("class",), "Payload that they sent."),
+    Metric(
+        "dqplbd_probe_correction_seconds",
+        "gauge",
+        _D,
+        "Taken off the times of probes, for the wake-up of the thread that reads the clock; 0 where others stamp.",
+    ),
     Metric("dqplbd_probes_answered_total", "counter", _D, "Probes of peers that were answered."),
     Metric(
         "dqplbd_probes_refused_total",

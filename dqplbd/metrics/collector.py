@@ -236,6 +236,7 @@ class MetricsCollector(Collector):
                 one("dqplbd_slots", (device.name, kind), 0)
             prober = device.prober
             if prober is not None:
+                one("dqplbd_probe_correction_seconds", label, prober.correction_ns * _NS)
                 one("dqplbd_probes_answered_total", label, prober.answered)
                 one("dqplbd_probes_late_total", label, prober.late)
                 one("dqplbd_probe_samples_dropped_total", label, prober.samples_dropped)

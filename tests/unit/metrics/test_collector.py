@@ -239,7 +239,7 @@ def test_events_of_rdma_devices(view: "SampleView") -> None:
             1,
             provider="verbs",
             changes={"down": 2, "address": 1},
-            prober=ProberStats(time_source="completion"),
+            prober=ProberStats(time_source="software", correction_ns=4500),
             rdma_events={"retransmit": 5, "ecn_marked": 0, "xmit_wait_ticks": 9},
             rdma_counters=RdmaCounters(driver="mlx5", firmware="28.39", age_seconds=3.5, unreadable={"x": "no count"}),
         ),
@@ -252,12 +252,13 @@ def test_events_of_rdma_devices(view: "SampleView") -> None:
     }
     assert events == {"retransmit": 5, "ecn_marked": 0}, "ticks are left to others, what is not counted is absent"
     assert value(series, "dqplbd_device_rdma_counters_age_seconds", device="mlx5_0") == 3.5
+    assert value(series, "dqplbd_probe_correction_seconds", device="mlx5_0") == pytest.approx(4.5e-6)
     assert value(series, "dqplbd_device_rdma_counters_unreadable", device="mlx5_0") == 1
     assert value(series, "dqplbd_async_events_total", device="mlx5_0", event="down") == 2
     assert value(series, "dqplbd_async_events_total", device="mlx5_0", event="fatal") == 0
     infos = [dict(labels) for name, labels in series if name == "dqplbd_device_info"]
     assert {"device": "mlx5_0", "provider": "verbs", "rail": "1"}.items() <= infos[1].items()
-    assert (infos[1]["driver"], infos[1]["firmware"], infos[1]["time_source"]) == ("mlx5", "28.39", "completion")
+    assert (infos[1]["driver"], infos[1]["firmware"], infos[1]["time_source"]) == ("mlx5", "28.39", "software")
     assert (infos[0]["driver"], infos[0]["firmware"], infos[0]["time_source"]) == ("", "", "kernel")
 
 
