@@ -1,0 +1,679 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Datagrams with time stamps, over a UD queue pair. The NIC stamps completions where it can. Elsewhere the clock is read.
+ *
+ * What is sent left between the call and the sight of its completion, for which the queue is looked at a few times at once:
+ * the middle is taken. A device that is software sends within the call, carries the packet as far as it can, and completes it
+ * at the end: there it is the time of the call. What comes in came when it was seen, less the time that waking up takes
+ * (verbs_wake.h), but not before the queue was last seen empty.
+ *
+ * The completion channel tells only of completions that come after it was armed. So a poll that is to be the last before a sleep
+ * arms it and looks once more; dgram_fd is readable from the next completion on until that has been polled.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "provider/verbs_dgram.h"
+
+#define TAKE 16u                       /* completions of one look */
+#define LOOKS_MAX 64u                  /* looks of one poll: a flood of strays must not keep the caller */
+#define SENT_LOOKS 64u                 /* for the completion of what was just sent: some microseconds */
+#define OWN_LOOKS 2000u                /* for what was sent to oneself: some tens of microseconds */
+#define HANDLES 4096u
+#define HELD_PER_PEER 8u               /* sends that wait for the same address handle */
+#define HELD_NS 3000000000ull
+#define REVIVE_NS 10000000ull          /* pause before a failed queue pair is made to work again; doubles while that does not last */
+#define REVIVE_MAX_NS 5000000000ull
+#define PORT_NS 500000000ull           /* between looks at the port */
+#define EVENTS_ACK 64u
+#define OWN_BYTES 16u                  /* of a datagram to oneself: cookie, number */
+
+struct seen {                          /* a completion */
+	uint64_t wr_id;
+	uint64_t raw;                  /* the NIC's time stamp */
+	uint32_t status;               /* enum ibv_wc_status */
+	uint32_t bytes, src_qp, slid;  /* of what came in */
+};
+
+/* ---- completions ---- */
+
+static unsigned take_stamped(struct dq_verbs_dgram *dg, struct seen *out, unsigned n)
+{
+	struct ibv_poll_cq_attr attr = {0};
+	unsigned taken = 0;
+
+	if (ibv_start_poll(dg->stamped, &attr) != 0)
+		return 0;
+	do {
+		struct seen *s = &out[taken++];
+		*s = (struct seen){.wr_id = dg->stamped->wr_id, .status = dg->stamped->status};
+		if (s->status == IBV_WC_SUCCESS) { /* else nothing but these two is there */
+			s->raw = ibv_wc_read_completion_ts(dg->stamped);
+			s->bytes = ibv_wc_read_byte_len(dg->stamped);
+			s->src_qp = ibv_wc_read_src_qp(dg->stamped);
+			s->slid = ibv_wc_read_slid(dg->stamped);
+		}
+	} while (taken < n && ibv_next_poll(dg->stamped) == 0);
+	ibv_end_poll(dg->stamped);
+	return taken;
+}
+
+static unsigned take(struct dq_verbs_dgram *dg, struct seen *out, unsigned n)
+{
+	struct ibv_wc wc[TAKE];
+
+	if (dg->stamped)
+		return take_stamped(dg, out, n);
+	const int taken = ibv_poll_cq(dg->cq, (int)n, wc);
+	for (int i = 0; i < taken; i++)
+		out[i] = (struct seen){.wr_id = wc[i].wr_id, .status = wc[i].status, .bytes = wc[i].byte_len,
+				       .src_qp = wc[i].src_qp, .slid = wc[i].slid};
+	if (taken < 0)
+		dg->broken = true;
+	return taken > 0 ? (unsigned)taken : 0;
+}
+
+static unsigned ready_room(const struct dq_verbs_dgram *dg)
+{
+	return DQ_VERBS_DGRAM_READY - (dg->ready_tail - dg->ready_head);
+}
+
+static struct dq_dgram_event *ready_add(struct dq_verbs_dgram *dg, enum dq_dgram_kind kind, uint64_t time_ns)
+{
+	struct dq_dgram_event *e = &dg->ready[dg->ready_tail++ & (DQ_VERBS_DGRAM_READY - 1)];
+	e->kind = (uint8_t)kind;
+	e->time_ns = time_ns;
+	e->id = 0;
+	e->len = 0;
+	e->error = 0;
+	e->from.len = 0;
+	return e;
+}
+
+static void send_free(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_send *s)
+{
+	if (s->ah)
+		dq_verbs_ah_give(dg->ahs, s->ah);
+	s->ah = NULL;
+	s->state = DQ_VERBS_DGRAM_FREE;
+	dg->sends_used--;
+}
+
+/* Ends without having been sent, as far as is known. The handle is used no more. */
+static void send_fail(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_send *s, int error)
+{
+	if (s->ah)
+		dq_verbs_ah_give(dg->ahs, s->ah);
+	s->ah = NULL;
+	s->state = DQ_VERBS_DGRAM_FAILED;
+	s->error = error;
+	dg->sends_failed++;
+}
+
+/* When it left, without a stamp of the NIC; seen_ns: when the completion was seen, or could be at the earliest. */
+static uint64_t left_ns(const struct dq_verbs_dgram *dg, const struct dq_verbs_dgram_send *s, uint64_t seen_ns)
+{
+	if (dg->dev->software || seen_ns <= s->posted_ns)
+		return s->posted_ns;
+	return dg->at_once ? s->posted_ns + (seen_ns - s->posted_ns) / 2 : seen_ns;
+}
+
+static void on_sent(struct dq_verbs_dgram *dg, const struct seen *c, uint64_t time_ns)
+{
+	const uint32_t place = (uint32_t)c->wr_id;
+	struct dq_verbs_dgram_send *s = &dg->sends[place % DQ_VERBS_DGRAM_SENDS];
+
+	if (place >= DQ_VERBS_DGRAM_SENDS || s->state != DQ_VERBS_DGRAM_POSTED)
+		return;
+	if (c->status != IBV_WC_SUCCESS)
+		dg->broken = true; /* one that fails takes the queue pair along */
+	else
+		dg->revive_wait_ns = REVIVE_NS;
+	if (!dg->stamped)
+		time_ns = left_ns(dg, s, time_ns);
+	if (!s->own) {
+		struct dq_dgram_event *e = ready_add(dg, c->status == IBV_WC_SUCCESS ? DQ_DGRAM_SENT : DQ_DGRAM_SEND_ERROR, time_ns);
+		e->id = s->id;
+		e->error = c->status == IBV_WC_SUCCESS ? 0 : c->status == IBV_WC_WR_FLUSH_ERR ? -ENETDOWN : -EIO;
+	}
+	send_free(dg, s);
+}
+
+static bool is_own(const struct dq_verbs_dgram *dg, const struct dq_endpoint *from, const uint8_t *data, uint32_t len, uint64_t *number)
+{
+	uint64_t cookie;
+
+	if (len != OWN_BYTES || memcmp(data, &dg->own_cookie, sizeof cookie) != 0 || from->len != dg->endpoint.len ||
+	    memcmp(from->data, dg->endpoint.data, from->len) != 0)
+		return false;
+	memcpy(number, data + sizeof cookie, sizeof *number);
+	return true;
+}
+
+static void on_received(struct dq_verbs_dgram *dg, const struct seen *c, uint64_t time_ns, uint64_t seen_ns)
+{
+	const uint32_t place = (uint32_t)c->wr_id;
+	struct dq_verbs_ud_peer peer = {.qpn = c->src_qp, .layer = dg->self.layer};
+	struct dq_endpoint from;
+	uint64_t number;
+
+	if (place >= DQ_VERBS_DGRAM_RECEIVES)
+		return;
+	if (c->status != IBV_WC_SUCCESS) {
+		dg->broken = true;
+		return; /* all receives are posted anew */
+	}
+	const uint8_t *at = dq_verbs_dgram_recv_place(dg, place);
+	if (peer.layer == IBV_LINK_LAYER_INFINIBAND)
+		peer.lid = (uint16_t)c->slid;
+	if (c->bytes < DQ_VERBS_UD_GRH_BYTES || c->bytes > DQ_VERBS_UD_GRH_BYTES + DQ_VERBS_DGRAM_PAYLOAD ||
+	    dq_verbs_ud_source(at, peer.gid) != 0) {
+		dg->ignored++;
+	} else {
+		const uint16_t len = (uint16_t)(c->bytes - DQ_VERBS_UD_GRH_BYTES);
+		dq_verbs_ud_endpoint_put(&from, &peer);
+		if (is_own(dg, &from, at + DQ_VERBS_UD_GRH_BYTES, len, &number)) {
+			if (number == dg->own_number)
+				dg->own_seen_ns = seen_ns;
+		} else {
+			struct dq_dgram_event *e = ready_add(dg, DQ_DGRAM_RECEIVED, time_ns);
+			e->len = len;
+			e->from = from;
+			memcpy(e->data, at + DQ_VERBS_UD_GRH_BYTES, len);
+		}
+	}
+	dq_verbs_dgram_recv_return(dg, place);
+}
+
+static uint64_t read_clock(struct dq_verbs_dgram *dg)
+{
+	dg->now_ns = dq_verbs_now();
+	return dg->now_ns;
+}
+
+/*
+ * Look at the completion queue once: how many were taken. asleep: this ends a sleep. Only the first completion can have ended
+ * it; those behind may have come while this thread woke up. The clock is read no oftener than needed: in simulated time its
+ * readings are all that takes time.
+ */
+static unsigned look(struct dq_verbs_dgram *dg, bool asleep)
+{
+	struct seen seen[TAKE];
+	const unsigned room = DQ_MIN(ready_room(dg), TAKE);
+	uint64_t now = 0;
+
+	if (room == 0)
+		return 0;
+	const unsigned taken = take(dg, seen, room);
+	if (taken == 0) {
+		dg->empty_ns = dg->now_ns; /* a little earlier: right enough for a lower bound */
+		return 0;
+	}
+	if (dg->armed)
+		dg->event_due = true;
+	dg->own_slept = asleep;
+	for (unsigned i = 0; i < taken; i++) {
+		const struct seen *c = &seen[i];
+		const bool sent = c->wr_id >> 63 == DQ_VERBS_DGRAM_WR_SEND;
+		uint64_t time;
+		if ((c->wr_id >> 32 & 0x7fffffffu) != (dg->life & 0x7fffffffu))
+			continue;
+		if (now == 0 && !(sent && dg->dev->software))
+			now = read_clock(dg);
+		time = now;
+		if (dg->stamped)
+			time = c->status == IBV_WC_SUCCESS ? dq_verbs_clock_ns(&dg->clock, c->raw, now) : 0;
+		else if (asleep && i == 0)
+			time = DQ_MAX(now - DQ_MIN(dg->wake.correction_ns, now), dg->empty_ns);
+		if (sent)
+			on_sent(dg, c, time);
+		else
+			on_received(dg, c, time, now);
+	}
+	return taken;
+}
+
+/* ---- sending ---- */
+
+static struct dq_verbs_dgram_send *send_new(struct dq_verbs_dgram *dg)
+{
+	struct dq_verbs_dgram_send *s = dg->sends;
+
+	if (dg->sends_used == DQ_VERBS_DGRAM_SENDS)
+		return NULL;
+	while (s->state != DQ_VERBS_DGRAM_FREE)
+		s++;
+	dg->sends_used++;
+	return s;
+}
+
+static int post(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_send *s, struct ibv_ah *ah)
+{
+	s->posted_ns = read_clock(dg);
+	s->state = DQ_VERBS_DGRAM_POSTED;
+	const int rc = dq_verbs_dgram_post(dg, (uint32_t)(s - dg->sends), ah, s->peer.qpn, s->len);
+	if (rc)
+		return rc == -ENOMEM ? -EAGAIN : rc;
+	dg->at_once = true;
+	for (unsigned i = 0; i < SENT_LOOKS && !dg->stamped && s->state == DQ_VERBS_DGRAM_POSTED; i++)
+		look(dg, false);
+	dg->at_once = false;
+	return 0;
+}
+
+int dq_verbs_dgram_send(struct dq_dgram *d, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id,
+			const void *data, uint16_t len)
+{
+	struct dq_verbs_dgram *dg = dq_verbs_dgram_of(d);
+	struct dq_verbs_ud_peer peer;
+	struct dq_verbs_ah *ah = NULL;
+
+	if (link) /* a real fabric needs no emulated one, and a NIC would not wait for it */
+		return -EINVAL;
+	if (len > DQ_VERBS_DGRAM_PAYLOAD)
+		return -EMSGSIZE;
+	int rc = dq_verbs_ud_endpoint_get(to, &peer, NULL);
+	if (rc)
+		return rc;
+	if (peer.layer != dg->self.layer)
+		return -EAFNOSUPPORT;
+	if (dg->broken)
+		return -ENETDOWN;
+	dg->asleep = false;
+	dg->used = true;
+	rc = dq_verbs_ah_take(dg->ahs, &peer, flow_label, dg->now_ns, &ah);
+	if (rc && rc != -EINPROGRESS)
+		return rc == -ENOBUFS ? -EAGAIN : rc;
+	if (rc) {
+		unsigned same = 0;
+		for (const struct dq_verbs_dgram_send *s = dg->sends; s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++)
+			same += s->state == DQ_VERBS_DGRAM_HELD && memcmp(s->peer.gid, peer.gid, sizeof peer.gid) == 0;
+		if (same >= HELD_PER_PEER)
+			return -EAGAIN;
+	}
+	struct dq_verbs_dgram_send *s = send_new(dg);
+	if (!s) {
+		if (ah)
+			dq_verbs_ah_give(dg->ahs, ah);
+		return -EAGAIN;
+	}
+	*s = (struct dq_verbs_dgram_send){.id = id, .peer = peer, .ah = ah, .flow_label = flow_label, .len = len};
+	memcpy(dq_verbs_dgram_send_place(dg, (uint32_t)(s - dg->sends)), data, len);
+	if (!ah) {
+		s->state = DQ_VERBS_DGRAM_HELD;
+		s->posted_ns = read_clock(dg);
+		dg->sends_held++;
+		return 0;
+	}
+	rc = post(dg, s, ah->handle);
+	if (rc)
+		send_free(dg, s);
+	return rc;
+}
+
+/* What waited for its address handle goes out if that is there. */
+static void held_release(struct dq_verbs_dgram *dg, uint64_t now)
+{
+	for (struct dq_verbs_dgram_send *s = dg->sends; dg->sends_held > 0 && s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++) {
+		if (s->state != DQ_VERBS_DGRAM_HELD)
+			continue;
+		int rc = dg->broken ? -ENETDOWN : dq_verbs_ah_take(dg->ahs, &s->peer, s->flow_label, now, &s->ah);
+		if (rc == -EINPROGRESS && now - s->posted_ns > HELD_NS)
+			rc = -EHOSTUNREACH;
+		if (rc == -EINPROGRESS)
+			continue;
+		dg->sends_held--;
+		if (rc == 0)
+			rc = post(dg, s, s->ah->handle);
+		if (rc)
+			send_fail(dg, s, rc);
+	}
+}
+
+static void failed_tell(struct dq_verbs_dgram *dg, uint64_t now)
+{
+	for (struct dq_verbs_dgram_send *s = dg->sends; dg->sends_failed > 0 && s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++) {
+		if (s->state != DQ_VERBS_DGRAM_FAILED || ready_room(dg) == 0)
+			continue;
+		dg->sends_failed--;
+		if (!s->own) {
+			struct dq_dgram_event *e = ready_add(dg, DQ_DGRAM_SEND_ERROR, dg->stamped ? 0 : now);
+			e->id = s->id;
+			e->error = s->error;
+		}
+		send_free(dg, s);
+	}
+}
+
+/* ---- recovery, and what changes at the port ---- */
+
+static void revive(struct dq_verbs_dgram *dg, uint64_t now)
+{
+	if (dg->revive_ns == 0)
+		dg->revive_ns = now + dg->revive_wait_ns;
+	if (now < dg->revive_ns)
+		return;
+	dg->revive_wait_ns = DQ_MIN(dg->revive_wait_ns * 2, REVIVE_MAX_NS);
+	dg->revive_ns = now + dg->revive_wait_ns;
+	while (ready_room(dg) > 0 && look(dg, false) > 0)
+		; /* what still came in */
+	if (ready_room(dg) == 0)
+		return;
+	if (dq_verbs_dgram_queues_restart(dg) != 0)
+		return;
+	dg->broken = false;
+	dg->revive_ns = 0;
+	for (struct dq_verbs_dgram_send *s = dg->sends; s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++)
+		if (s->state == DQ_VERBS_DGRAM_POSTED)
+			send_fail(dg, s, -ENETDOWN);
+}
+
+static void port_check(struct dq_verbs_dgram *dg, uint64_t now)
+{
+	struct dq_verbs_port port;
+
+	if (now < dg->port_ns)
+		return;
+	dg->port_ns = now + PORT_NS;
+	dq_verbs_port_now(dg->dev, &port);
+	if (port.gid_index == dg->port.gid_index && port.up == dg->port.up && port.lid == dg->port.lid &&
+	    memcmp(&port.gid, &dg->port.gid, sizeof port.gid) == 0)
+		return;
+	/* The own endpoint stays what it is, as peers know it; only where its GID stands in the table may change. */
+	if (memcmp(&port.gid, dg->self.gid, sizeof port.gid) == 0)
+		__atomic_store_n(&dg->own_gid_index, port.gid_index, __ATOMIC_RELAXED);
+	dg->port = port;
+	dq_verbs_ah_flush(dg->ahs);
+}
+
+/* ---- how long waking up takes ---- */
+
+/* An endpoint that nobody uses must not wake up for it. */
+static bool wake_wanted(const struct dq_verbs_dgram *dg)
+{
+	return dg->used || dg->wake.series == 0 || dg->wake.round > 0;
+}
+
+static bool own_send(struct dq_verbs_dgram *dg)
+{
+	struct dq_verbs_dgram_send *s = send_new(dg);
+	if (!s)
+		return false;
+	*s = (struct dq_verbs_dgram_send){.peer = dg->self, .len = OWN_BYTES, .state = DQ_VERBS_DGRAM_POSTED, .own = true};
+	uint8_t *at = dq_verbs_dgram_send_place(dg, (uint32_t)(s - dg->sends));
+	dg->own_number++;
+	memcpy(at, &dg->own_cookie, sizeof dg->own_cookie);
+	memcpy(at + sizeof dg->own_cookie, &dg->own_number, sizeof dg->own_number);
+	dg->own_seen_ns = 0;
+	dg->own_sent_ns = read_clock(dg);
+	if (dq_verbs_dgram_post(dg, (uint32_t)(s - dg->sends), dg->own_ah, dg->self.qpn, OWN_BYTES) != 0) {
+		send_free(dg, s);
+		return false;
+	}
+	return true;
+}
+
+/* An absolute time on a file descriptor: it ends a sleep the way that a completion does, and nothing lies between the time meant
+ * and the time set. 0: never. */
+static void timer_set(struct dq_verbs_dgram *dg, uint64_t at_ns)
+{
+	const struct itimerspec when = {.it_value = {.tv_sec = (time_t)(at_ns / 1000000000u), .tv_nsec = (long)(at_ns % 1000000000u)}};
+	timerfd_settime(dg->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+/* A poll begins, and has looked once. */
+static void wake_after(struct dq_verbs_dgram *dg, bool asleep, bool found)
+{
+	struct dq_verbs_wake *w = &dg->wake;
+
+	if (w->step == DQ_VERBS_WAKE_TIMER) {
+		if (dg->now_ns >= w->due_ns) {
+			dq_verbs_wake_timed(w, asleep && !found, dg->now_ns);
+			timer_set(dg, 0);
+		}
+	} else if (w->step == DQ_VERBS_WAKE_SLEEP && dg->own_sent_ns) {
+		if (dg->own_seen_ns)
+			dq_verbs_wake_slept(w, dg->own_slept ? dg->own_seen_ns - dg->own_sent_ns : DQ_NEVER, dg->own_seen_ns);
+		else if (dg->now_ns >= w->due_ns)
+			dq_verbs_wake_slept(w, DQ_NEVER, dg->now_ns);
+	}
+}
+
+/* A poll found nothing and is about to end. True: look again. */
+static bool wake_before(struct dq_verbs_dgram *dg)
+{
+	struct dq_verbs_wake *w = &dg->wake;
+
+	if (dg->stamped || !dg->own_ah || dg->broken || dg->sends_used > 0)
+		return false;
+	if (w->step == DQ_VERBS_WAKE_SLEEP && !dg->own_sent_ns) {
+		if (!own_send(dg))
+			dq_verbs_wake_slept(w, DQ_NEVER, dg->now_ns);
+		return false;
+	}
+	if (w->step != DQ_VERBS_WAKE_IDLE || dg->now_ns < w->due_ns || !wake_wanted(dg))
+		return false;
+	dq_verbs_wake_begin(w);
+	if (w->round == 0)
+		dg->used = false;
+	unsigned looks = 0;
+	if (own_send(dg))
+		while (looks++ < OWN_LOOKS && !dg->own_seen_ns && ready_room(dg) > 0)
+			look(dg, false);
+	dq_verbs_wake_looped(w, dg->own_seen_ns ? dg->own_seen_ns - dg->own_sent_ns : DQ_NEVER, dg->own_seen_ns && looks == 1, read_clock(dg));
+	dg->own_sent_ns = 0;
+	timer_set(dg, w->due_ns);
+	return true;
+}
+
+/* ---- polling ---- */
+
+/* The queue is empty. True: it stayed so after the channel was armed. */
+static bool settle(struct dq_verbs_dgram *dg)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	if (dg->armed && dg->event_due && dg->lib->get_cq_event(dg->channel, &cq, &context) == 0) {
+		dg->armed = dg->event_due = false;
+		if (++dg->events_unacked == EVENTS_ACK) {
+			dg->lib->ack_cq_events(dg->cq, EVENTS_ACK);
+			dg->events_unacked = 0;
+		}
+	}
+	if (dg->armed)
+		return true;
+	if (ibv_req_notify_cq(dg->cq, 0) != 0) {
+		dg->broken = true;
+		return true;
+	}
+	dg->armed = true;
+	return false;
+}
+
+int dq_verbs_dgram_poll(struct dq_dgram *d, struct dq_dgram_event *out, unsigned n)
+{
+	struct dq_verbs_dgram *dg = dq_verbs_dgram_of(d);
+	const bool asleep = dg->asleep;
+	unsigned taken = 0, looks = 0;
+
+	dg->asleep = dg->more = false;
+	if (n == 0)
+		return 0;
+	const bool found = look(dg, asleep) > 0;
+	const uint64_t now = found ? dg->now_ns : read_clock(dg);
+	if (!dg->stamped)
+		wake_after(dg, asleep, found);
+	if (dg->broken)
+		revive(dg, now);
+	port_check(dg, now);
+	if (dg->sends_held > 0) {
+		uint64_t made;
+		ssize_t done = read(dg->notify_fd, &made, sizeof made); /* EAGAIN: nothing new; asked all the same */
+		(void)done;
+		held_release(dg, now);
+	}
+	for (;;) {
+		if (dg->sends_failed > 0)
+			failed_tell(dg, now);
+		while (taken < n && dg->ready_head != dg->ready_tail)
+			out[taken++] = dg->ready[dg->ready_head++ & (DQ_VERBS_DGRAM_READY - 1)];
+		dg->more = taken == n || looks++ == LOOKS_MAX;
+		if (dg->more)
+			break;
+		if (look(dg, false) > 0 || !settle(dg) || wake_before(dg))
+			continue;
+		if (dg->ready_head == dg->ready_tail) {
+			dg->asleep = true;
+			break;
+		}
+	}
+	return (int)taken;
+}
+
+int dq_verbs_dgram_fd(const struct dq_dgram *d)
+{
+	return dq_verbs_dgram_of_const(d)->epfd;
+}
+
+uint64_t dq_verbs_dgram_next_deadline(const struct dq_dgram *d)
+{
+	const struct dq_verbs_dgram *dg = dq_verbs_dgram_of_const(d);
+	const struct dq_verbs_wake *w = &dg->wake;
+	uint64_t next = DQ_NEVER;
+
+	if (dg->more || dg->sends_failed > 0)
+		return 0;
+	if (dg->broken)
+		next = DQ_MIN(next, dg->revive_ns);
+	for (const struct dq_verbs_dgram_send *s = dg->sends; dg->sends_held > 0 && s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++)
+		if (s->state == DQ_VERBS_DGRAM_HELD)
+			next = DQ_MIN(next, s->posted_ns + HELD_NS + 1);
+	/* The sleep for a timer ends by that. */
+	if (!dg->stamped && dg->own_ah && !dg->broken &&
+	    (w->step == DQ_VERBS_WAKE_SLEEP || (w->step == DQ_VERBS_WAKE_IDLE && wake_wanted(dg) && dg->sends_used == 0)))
+		next = DQ_MIN(next, w->due_ns);
+	return next;
+}
+
+const char *dq_verbs_dgram_time_source(const struct dq_dgram *d)
+{
+	return dq_verbs_dgram_of_const(d)->stamped ? "completion" : "software";
+}
+
+uint64_t dq_verbs_dgram_correction_ns(const struct dq_dgram *d)
+{
+	return dq_verbs_dgram_of_const(d)->wake.correction_ns;
+}
+
+/* ---- opening and closing ---- */
+
+static int handle_create(void *ctx, const struct dq_verbs_ud_peer *peer, uint32_t flow_label, void **handle)
+{
+	struct ibv_ah *ah;
+	const int rc = dq_verbs_dgram_ah_make(ctx, peer, flow_label, &ah);
+	*handle = ah;
+	return rc;
+}
+
+static void handle_destroy(void *ctx, void *handle)
+{
+	const struct dq_verbs_dgram *dg = ctx;
+	dg->lib->destroy_ah(handle);
+}
+
+static int watch(struct dq_verbs_dgram *dg, int fd)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	return epoll_ctl(dg->epfd, EPOLL_CTL_ADD, fd, &event) == 0 ? 0 : -errno;
+}
+
+static int prepare(struct dq_verbs_dgram *dg, struct dq_error *err)
+{
+	const struct dq_verbs_ah_ops ops = {.create = handle_create, .destroy = handle_destroy, .ctx = dg};
+	const char *name = dg->dev->cfg.name;
+	int rc = dq_verbs_dgram_queues_make(dg, err);
+
+	if (rc)
+		return rc;
+	dg->self.qpn = dg->qp->qp_num;
+	dq_verbs_ud_endpoint_put(&dg->endpoint, &dg->self);
+	dg->epfd = epoll_create1(EPOLL_CLOEXEC);
+	dg->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	dg->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (dg->epfd < 0 || dg->notify_fd < 0 || dg->timer_fd < 0 || watch(dg, dg->channel->fd) != 0 || watch(dg, dg->notify_fd) != 0 ||
+	    watch(dg, dg->timer_fd) != 0)
+		return dq_error_set(err, -errno, "device %s: file descriptors for datagrams: %s", name, strerror(errno));
+	rc = dq_verbs_ah_cache_create(HANDLES, &ops, dg->notify_fd, &dg->ahs);
+	if (rc)
+		return dq_error_set(err, rc, "device %s: address handles for datagrams: %s", name, strerror(-rc));
+	if (getrandom(&dg->own_cookie, sizeof dg->own_cookie, 0) != (ssize_t)sizeof dg->own_cookie)
+		return dq_error_set(err, -errno, "device %s: no random numbers from the system: %s", name, strerror(errno));
+	/* Without it the wake-up is not known, and nothing is taken off. */
+	if (!dg->stamped && dq_verbs_dgram_ah_make(dg, &dg->self, 0, &dg->own_ah) != 0)
+		dg->own_ah = NULL;
+	return 0;
+}
+
+int dq_verbs_dgram_open(struct dq_device *device, struct dq_dgram **out, struct dq_error *err)
+{
+	struct dq_verbs_device *dev = dq_verbs_device_of(device);
+	struct dq_verbs_dgram *dg = calloc(1, sizeof *dg);
+
+	if (!dg)
+		return dq_error_set(err, -ENOMEM, "device %s: no memory for datagrams", dev->cfg.name);
+	dg->dev = dev;
+	dg->lib = dev->lib;
+	dg->epfd = dg->notify_fd = dg->timer_fd = -1;
+	dg->revive_wait_ns = REVIVE_NS;
+	read_clock(dg);
+	dq_verbs_wake_init(&dg->wake);
+	dq_verbs_port_now(dev, &dg->port);
+	dg->own_gid_index = dg->port.gid_index;
+	dg->self.layer = dev->infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
+	dg->self.lid = dev->infiniband ? dg->port.lid : 0;
+	memcpy(dg->self.gid, dg->port.gid.raw, sizeof dg->self.gid);
+	const int rc = prepare(dg, err);
+	if (rc) {
+		dq_verbs_dgram_close((struct dq_dgram *)(void *)dg);
+		return rc;
+	}
+	*out = (struct dq_dgram *)(void *)dg;
+	return 0;
+}
+
+void dq_verbs_dgram_close(struct dq_dgram *d)
+{
+	struct dq_verbs_dgram *dg = dq_verbs_dgram_of(d);
+
+	if (!dg)
+		return;
+	/* The queue pair goes first: from then on nothing uses a handle. */
+	if (dg->qp)
+		dg->lib->destroy_qp(dg->qp);
+	dg->qp = NULL;
+	for (struct dq_verbs_dgram_send *s = dg->sends; s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++)
+		if (s->state != DQ_VERBS_DGRAM_FREE)
+			send_free(dg, s);
+	dq_verbs_ah_cache_destroy(dg->ahs);
+	if (dg->own_ah)
+		dg->lib->destroy_ah(dg->own_ah);
+	dq_verbs_dgram_queues_free(dg);
+	if (dg->epfd >= 0)
+		close(dg->epfd);
+	if (dg->notify_fd >= 0)
+		close(dg->notify_fd);
+	if (dg->timer_fd >= 0)
+		close(dg->timer_fd);
+	free(dg);
+}
+
+void dq_verbs_dgram_endpoint(const struct dq_dgram *d, struct dq_endpoint *out)
+{
+	*out = dq_verbs_dgram_of_const(d)->endpoint;
+}
