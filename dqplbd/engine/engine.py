@@ -429,7 +429,11 @@ class ProbeSample:
 
 @dataclass(frozen=True, slots=True)
 class ProberStats:
-    """Counters of a prober (``struct dq_prober_stats``)."""
+    """Counters of a prober (``struct dq_prober_stats``).
+
+    ``correction_ns`` is no counter: what is taken off times at present because the thread that reads the clock has to
+    wake up first; 0 where the system or the NIC stamps, or where it is not known.
+    """
 
     sent: int = 0
     acked: int = 0
@@ -443,6 +447,7 @@ class ProberStats:
     refused_rate: int = 0
     malformed: int = 0
     samples_dropped: int = 0
+    correction_ns: int = 0
     targets: int = 0
 
 

@@ -326,10 +326,10 @@ static bool flights_expire(struct dq_prober *p, uint64_t now)
 	return pushed;
 }
 
-static bool probes_send_due(struct dq_prober *p, bool *more)
+static bool probes_send_due(struct dq_prober *p, uint64_t now, bool *more)
 {
 	bool pushed = false;
-	uint64_t now = now_ns(), due;
+	uint64_t due;
 	for (unsigned n = 0; n < BATCH; n++) {
 		uint32_t id = dq_schedule_pop(&p->extra, now, &due);
 		if (id != DQ_NONE) {
@@ -468,7 +468,7 @@ static bool pass(struct dq_prober *p, bool *more)
 	for (int i = 0; i < n; i++)
 		pushed |= on_event(p, &events[i], now, more);
 
-	pushed |= probes_send_due(p, more);
+	pushed |= probes_send_due(p, now, more);
 
 	/* An answer that lies in the socket when this thread comes late is in time: first read all that came before this
 	 * pass began, but not for ever. */
@@ -608,6 +608,7 @@ void dq_prober_stats(dq_prober *p, struct dq_prober_stats *out)
 	state_lock(p);
 	*out = p->stats;
 	out->targets = p->targets.count;
+	out->correction_ns = p->provider->dgram_correction_ns ? p->provider->dgram_correction_ns(p->dgram) : 0;
 	state_unlock(p);
 	out->samples_dropped = dq_samples_dropped(&p->samples);
 }

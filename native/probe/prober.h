@@ -58,6 +58,7 @@ struct dq_prober_stats {
 	uint64_t refused_token, refused_unknown, refused_rate;
 	uint64_t malformed;           /* datagrams: not a probe packet, or an answer to what was not asked */
 	uint64_t samples_dropped;
+	uint64_t correction_ns;       /* taken off the times of what comes in, for waking up; 0 where the system or NIC stamps */
 	uint32_t targets;
 	uint32_t reserved;
 };

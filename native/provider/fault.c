@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "provider/tcp.h"
+#include "provider/verbs_table.h"
 
 enum rule_kind { RULE_DELAY, RULE_LOSE, RULE_FAIL_QP, RULE_PORT_DOWN, RULE_PORT_UP, RULE_REFUSE };
 
@@ -610,11 +611,22 @@ static const char *fault_dgram_time_source(const struct dq_dgram *d)
 	return dgram_of_const(d)->dev->base->dgram_time_source(dgram_of_const(d)->base);
 }
 
+static uint64_t fault_dgram_correction_ns(const struct dq_dgram *d)
+{
+	const struct fault_dgram *dg = dgram_of_const(d);
+	return dg->dev->base->dgram_correction_ns ? dg->dev->base->dgram_correction_ns(dg->base) : 0;
+}
+
 /* ---- tables: one a base, since opening a device has nothing else to know its base by ---- */
 
 static int open_tcp(const struct dq_device_config *cfg, struct dq_device **out, struct dq_error *err)
 {
 	return fault_device_open(&dq_provider_tcp, cfg, out, err);
+}
+
+static int open_verbs(const struct dq_device_config *cfg, struct dq_device **out, struct dq_error *err)
+{
+	return fault_device_open(&dq_provider_verbs, cfg, out, err);
 }
 
 static struct {
@@ -624,6 +636,7 @@ static struct {
 	struct dq_provider table;
 } wrapped[] = {
 	{.base = &dq_provider_tcp, .name = "fault:tcp", .open = open_tcp},
+	{.base = &dq_provider_verbs, .name = "fault:verbs", .open = open_verbs},
 };
 
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
@@ -634,6 +647,7 @@ static void make_tables(void)
 		struct dq_provider *t = &wrapped[i].table;
 		*t = *wrapped[i].base; /* memory objects are the base's own: their functions stay */
 		t->name = wrapped[i].name;
+		t->mem_any_thread = t->qp_any_thread = false; /* the rules and what they count belong to one thread */
 		t->device_open = wrapped[i].open;
 		t->device_close = fault_device_close;
 		t->device_query = fault_device_query;
@@ -661,6 +675,7 @@ static void make_tables(void)
 		t->dgram_fd = fault_dgram_fd;
 		t->dgram_next_deadline = fault_dgram_next_deadline;
 		t->dgram_time_source = fault_dgram_time_source;
+		t->dgram_correction_ns = fault_dgram_correction_ns;
 	}
 }
 

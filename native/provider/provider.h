@@ -229,6 +229,9 @@ struct dq_provider {
 	int (*dgram_fd)(const struct dq_dgram *dg);
 	uint64_t (*dgram_next_deadline)(const struct dq_dgram *dg);
 	const char *(*dgram_time_source)(const struct dq_dgram *dg); /* "kernel", "completion", "software", "virtual" */
+	/* What is taken off the times of what comes in, for the wake-up of the thread that reads the clock: measured, changing, 0
+	 * when not known. NULL: nothing is ever taken off. */
+	uint64_t (*dgram_correction_ns)(const struct dq_dgram *dg);
 };
 
 /* By name: "tcp", "verbs", "fault:tcp" (fault.h), ...; NULL when this build has no such provider. */
