@@ -16,6 +16,7 @@ exact.  A process that polls without ever sleeping stops the clock.
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import shlex
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -39,6 +40,8 @@ from tests.vm.kernel.build import KernelError, kernel  # noqa: E402
 __all__ = ["GuestError", "Result", "run_guest"]
 
 HERE: Final = Path(__file__).resolve().parent
+SEED_LIBRARY: Final = ROOT / "build/release/native/tools/libdqplb_seeded_random.so"
+_SEEDED_START_NS: Final = 1_700_000_000_000_000_000
 _TAIL: Final = 3000
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
@@ -133,7 +136,29 @@ class _Follower:
             self._stream.flush()
 
 
-def _start(command: Sequence[str], console: Path, cpu: int, memory: Path) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _control_folder(out: Path, seed: str | None) -> Iterator[Path]:
+    """Where the guest finds what it needs before anything else.
+
+    Its name is on the kernel's command line, from which the kernel draws randomness, too: with a seed it is always the
+    same.  Not below /dev: the kernel has mounted its own there before it looks for its first process.
+    """
+    if seed is None:
+        with tempfile.TemporaryDirectory(prefix="dqplbd-guest-") as folder:
+            yield Path(folder)
+        return
+    control = out.with_name(f"{out.name}.control")
+    shutil.rmtree(control, ignore_errors=True)
+    control.mkdir()
+    try:
+        yield control
+    finally:
+        shutil.rmtree(control, ignore_errors=True)
+
+
+def _start(
+    command: Sequence[str], console: Path, cpu: int, memory: Path, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     def child() -> None:
         os.sched_setaffinity(0, {cpu})
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -144,7 +169,7 @@ def _start(command: Sequence[str], console: Path, cpu: int, memory: Path) -> sub
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(memory), "HOME": str(memory)},
+            env={"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(memory), "HOME": str(memory), **env},
             start_new_session=True,  # so that all processes of the guest can be ended together
             preexec_fn=child,
         )
@@ -185,6 +210,7 @@ def run_guest(
     cpu: int | None = None,
     cwd: Path = ROOT,
     live: bool = False,
+    seed: str | None = None,
 ) -> Result:
     """Run a command in a guest of its own.
 
@@ -197,25 +223,31 @@ def run_guest(
     :param cpu: CPU of the host; by default one with little to do.
     :param cwd: folder that the command starts in.
     :param live: copy the command's output to that of this process meanwhile.
+    :param seed: in simulated time, two runs with the same seed, command, memory and ``out`` are the same run: the
+        guest's kernel draws its randomness from this text, and begins at the same date.
     :returns: the command's exit code and output, whatever they are.
     :raises GuestError: the guest ended, or was ended, before the command.
     :raises KernelError: there is no kernel for it.
-    :raises ValueError: no command, or no such memory.
+    :raises ValueError: no command, no such memory, or a seed in real time.
     """
     if not command:
         raise ValueError("no command to run in the guest")
     if not 64 <= memory_mb <= 65536:
         raise ValueError(f"memory_mb is {memory_mb}; expected 64..65536")
+    if seed is not None and not simulated:
+        raise ValueError("a seed makes no two runs equal in real time; expected simulated")
+    if seed is not None and not SEED_LIBRARY.exists():
+        raise GuestError(f"{SEED_LIBRARY} was not built; `make install` builds it")
     image = Path(os.environ["DQPLBD_KERNEL"]) if os.environ.get("DQPLBD_KERNEL") else kernel()
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     memory = _memory_folder(memory_mb)
-    # Not below /dev: the kernel has mounted its own there before it looks for its first process.
-    with tempfile.TemporaryDirectory(prefix="dqplbd-guest-") as folder:
-        control = Path(folder)
+    host_env = {} if seed is None else {"LD_PRELOAD": str(SEED_LIBRARY), "DQPLBD_SEED": seed}
+    with _control_folder(out, seed) as control:
         visible = [ROOT, cwd, Path(sys.prefix), Path(sys.base_prefix)]
         _prepare(control, command, out, env or {}, cwd, visible)
         append = ["time-travel=inf-cpu"] if simulated else []
+        append += [f"time-travel-start={_SEEDED_START_NS}"] if seed is not None else []
         begin = time.monotonic()
         process = _start(
             [
@@ -231,6 +263,7 @@ def run_guest(
             control / "console",
             quiet_cpu() if cpu is None else cpu,
             memory,
+            host_env,
         )
         keeper = _keep(process, control)
         followers = [_Follower(control / "stdout", sys.stdout.buffer), _Follower(control / "stderr", sys.stderr.buffer)]

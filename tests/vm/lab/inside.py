@@ -41,26 +41,16 @@ def say(text: str) -> None:
     print(f"{time.monotonic():9.6f} {text}", flush=True)
 
 
-def seeded(seed: str, name: str) -> dict[str, str]:
-    """Environment in which a process draws the same numbers each time."""
-    env = {"PYTHONHASHSEED": "1", "DQPLBD_SEED": f"{seed} {name}"}
-    library = os.environ.get("DQPLBD_SEED_LIBRARY")
-    if library:
-        env["LD_PRELOAD"] = library
-    return env
-
-
 class Child:
     """A program that takes lines of JSON and answers each with one."""
 
-    def __init__(self, name: str, arguments: list[str], env: dict[str, str]) -> None:
+    def __init__(self, name: str, arguments: list[str]) -> None:
         self.name = name
         self._process = subprocess.Popen(
             [sys.executable, "-P", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **env},
         )
 
     def tell(self, command: dict[str, Any]) -> None:
@@ -131,10 +121,8 @@ def configuration(job: Job, setting: Setting, fabric: Fabric, host: int, provide
 class Daemons:
     """A daemon a host."""
 
-    def __init__(self, job: Job, setting: Setting, fabric: Fabric, folder: Path, seed: str, provider: str) -> None:
+    def __init__(self, job: Job, setting: Setting, fabric: Fabric, folder: Path, provider: str) -> None:
         self._job = job
-        self._seed = seed
-        self._name = setting.name
         folder.mkdir(mode=0o700)
         self.hosts = [
             Host(
@@ -149,7 +137,7 @@ class Daemons:
 
     def __enter__(self) -> Self:
         for host in self.hosts:
-            host.launch(seeded(self._seed, f"{self._name} {host.host_id}"))
+            host.launch()
         for host in self.hosts:
             host.wait_state("READY=1", READY_S)
         return self
@@ -215,7 +203,7 @@ def open_flows(job: Job, clients: dict[int, Child]) -> None:
         target.ask({"do": "accepted"})
 
 
-def carry(job: Job, daemons: Daemons, seed: str) -> dict[str, Any]:
+def carry(job: Job, daemons: Daemons) -> dict[str, Any]:
     """The traffic.  :returns: when what arrived, and the queues meanwhile."""
     with contextlib.ExitStack() as stack:
         involved = sorted({host for transfer in job.transfers for host in (transfer.source, transfer.target)})
@@ -224,7 +212,6 @@ def carry(job: Job, daemons: Daemons, seed: str) -> dict[str, Any]:
                 Child(
                     f"client of h{host}",
                     [str(HERE / "worker.py"), daemons.hosts[host].client_socket, f"lab {host}"],
-                    seeded(seed, f"client {host}"),
                 )
             )
             for host in involved
@@ -246,7 +233,6 @@ def carry(job: Job, daemons: Daemons, seed: str) -> dict[str, Any]:
             Child(
                 "sampler",
                 [str(HERE / "sampler.py"), str(job.interval_ns), *map(str, job.measured)],
-                seeded(seed, "sampler"),
             )
         )
         if sampler.line() != "ready":
@@ -290,7 +276,6 @@ def carry(job: Job, daemons: Daemons, seed: str) -> dict[str, Any]:
 def main() -> int:
     """See the module's text.  :returns: exit code."""
     job = Job.from_dict(json.loads(Path(sys.argv[1]).read_text()))
-    seed = os.environ.get("DQPLBD_LAB_SEED", "1")
     provider = os.environ.get("DQPLBD_LAB_PROVIDER", "verbs")
     results: dict[str, Any] = {}
     with Fabric(len(job.places), rdma=provider == "verbs") as fabric:
@@ -299,11 +284,11 @@ def main() -> int:
         say(f"fabric of {len(job.places)} hosts")
         for setting in job.settings:
             folder = Path("/tmp") / setting.name
-            with Daemons(job, setting, fabric, folder, seed, provider) as daemons:
+            with Daemons(job, setting, fabric, folder, provider) as daemons:
                 say(f"{len(daemons.hosts)} daemons are ready")
                 result: dict[str, Any] = {"paths": daemons.classify()}
                 if job.transfers:
-                    result |= carry(job, daemons, seed)
+                    result |= carry(job, daemons)
             results[setting.name] = result
         if "--keep-logs" in sys.argv:
             print(daemons.hosts[0].log())
