@@ -14,6 +14,7 @@ from dqplbd import __version__
 from dqplbd.admin import model
 from dqplbd.admin.convert import explanation_view, profile_view
 from dqplbd.admin.process import read_process_stats
+from dqplbd.admin.rdma_view import gid_views, left_out_views, rdma_view
 from dqplbd.engine.engine import ClientStats, EngineError, ProbeResult, ProbeSample
 from dqplbd.inventory.open import LocalDevice
 from dqplbd.paths import Path
@@ -77,7 +78,8 @@ class Overview:
         daemon = self._daemon
         reasons = [device.error for device in daemon.devices if device.error]
         reasons += [
-            f"device {device.name} is down"
+            f"device {device.name} is down for {time.monotonic() - device.since_s:.0f} s"
+            + (f" ({device.last_event})" if device.last_event else "")
             for device in daemon.devices
             if not device.error and device.info is not None and not device.info.up
         ]
@@ -155,13 +157,16 @@ class Overview:
             engine=self._engine(),
             process=read_process_stats(),
             devices=len(daemon.devices),
-            devices_up=sum(device.info is not None and device.info.up for device in daemon.devices),
+            devices_up=sum(
+                device.info is not None and device.info.up and not device.error for device in daemon.devices
+            ),
             peers=len(peers),
             peers_up=sum(peer.state == "up" for peer in peers),
             paths_by_class=by_class,
             class_mismatches=mismatches,
             stalls=daemon.stalls,
             device_changes=_sum(daemon.device_changes.values()),
+            rdma_left_out=left_out_views(daemon.inventory.left_out),
             rdma_recent=_sum(
                 {kind.value: count for kind, count in found.recent.items()}
                 for found in (daemon.rdma.events(device.name) for device in daemon.devices)
@@ -190,48 +195,52 @@ class Overview:
             except EngineError as error:
                 device.error = str(error)
         rdma_events, rdma_counters = self._rdma(device)
-        node = device.spec.numa_node
-        netdev = device.netdev.name if device.netdev is not None else None
-        if info is None:
-            return model.Device(
-                name=device.name,
-                provider=device.config.provider,
-                address=device.address,
-                rail=device.rail,
-                up=False,
-                error=device.error or None,
-                netdev=netdev,
-                numa_node=node if node >= 0 else None,
-                rdma_events=rdma_events,
-                rdma_counters=rdma_counters,
-            )
-        return model.Device(
+        node, netdev = device.spec.numa_node, device.netdev
+        up = info is not None and info.up and not device.error
+        seen = model.Device(
             name=device.name,
-            provider=info.provider,
-            address=info.address,
+            provider=device.config.provider,
+            address=device.address,
             rail=device.rail,
-            up=info.up,
+            up=up,
+            state="failed" if device.error or info is None else "up" if up else "down",
+            state_seconds=max(time.monotonic() - device.since_s, 0.0),
             error=device.error or None,
-            netdev=netdev,
+            fix=device.fix or None,
+            last_event=device.last_event or None,
+            netdev=netdev.name if netdev is not None else None,
+            netdev_up=netdev.up if netdev is not None else None,
+            netdev_mtu_bytes=netdev.mtu if netdev is not None else None,
             numa_node=node if node >= 0 else None,
-            rate_bps=info.rate_bps,
-            mtu_bytes=info.mtu,
-            header_bytes=info.header_bytes,
-            max_segment_bytes=info.max_segment_bytes,
-            max_qps=info.max_qps,
-            max_send_depth=info.max_send_depth,
-            noise_ns=info.noise_ns,
-            dmabuf=info.dmabuf,
-            vcs=info.vcs,
-            qps=info.qps,
-            memory_regions=info.memory_regions,
-            grant_budget_bytes=info.grant_budget_bytes,
-            grant_active=info.grant_active,
+            rate_bps=device.rate_bps if device.rate_bps > 1 else None,
             downs=device.downs,
             changes=self._changes(device),
             rdma_events=rdma_events,
             rdma_counters=rdma_counters,
-            prober=self._prober(device),
+            rdma=rdma_view(device),
+            gids=gid_views(device),
+        )
+        if info is None:
+            return seen
+        return seen.model_copy(
+            update={
+                "provider": info.provider,
+                "address": info.address,
+                "rate_bps": info.rate_bps,
+                "mtu_bytes": info.mtu,
+                "header_bytes": info.header_bytes,
+                "max_segment_bytes": info.max_segment_bytes,
+                "max_qps": info.max_qps,
+                "max_send_depth": info.max_send_depth,
+                "noise_ns": info.noise_ns,
+                "dmabuf": info.dmabuf,
+                "vcs": info.vcs,
+                "qps": info.qps,
+                "memory_regions": info.memory_regions,
+                "grant_budget_bytes": info.grant_budget_bytes,
+                "grant_active": info.grant_active,
+                "prober": self._prober(device),
+            }
         )
 
     def _changes(self, device: LocalDevice) -> dict[str, int]:

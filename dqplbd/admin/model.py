@@ -41,7 +41,10 @@ __all__ = [
     "Estimate",
     "Explanation",
     "ExplanationStep",
+    "GidCandidate",
+    "LeftOutPort",
     "Live",
+    "NearGpu",
     "Path",
     "PathClass",
     "PathProbe",
@@ -54,6 +57,8 @@ __all__ = [
     "ProcessStats",
     "Profile",
     "RdmaCounters",
+    "RdmaLimits",
+    "RdmaView",
     "ReloadReport",
     "ResetReport",
     "Status",
@@ -204,6 +209,7 @@ class Status(Model):
     class_mismatches: int = Field(0, description="Paths whose labels and RTT name different classes.")
     stalls: int = Field(0, description="Stalls of all paths since the start.")
     device_changes: dict[str, int] = Field({}, description="`changes` of all devices.")
+    rdma_left_out: list["LeftOutPort"] = Field([], description="RDMA ports that `devices: auto` does not use.")
     rdma_recent: dict[str, int] = Field({}, description="`recent` of the RDMA counters of all devices; empty without.")
 
 
@@ -244,6 +250,76 @@ class RdmaCounters(Model):
     gone: str | None = Field(None, description="Why there is nothing to read any more.")
 
 
+class LeftOutPort(Model):
+    """An RDMA port that is there and not used."""
+
+    port: str = Field(description="RDMA device and port, such as mlx5_0/1.")
+    why: str
+
+
+class NearGpu(Model):
+    """A GPU near the card of a device."""
+
+    pci_address: str
+    vendor: str
+    relation: str = Field(description="The nearest thing both are under: switch, host bridge, numa node or system.")
+
+
+class RdmaLimits(Model):
+    """Most of each that an RDMA device has, as it says; what it reaches can be less."""
+
+    qps: int
+    qp_requests: int = Field(description="Work requests of one queue pair.")
+    cqs: int
+    cq_entries: int
+    memory_regions: int
+    memory_region_bytes: int
+    srqs: int
+    srq_requests: int
+    reads: int = Field(description="RDMA reads under way of one queue pair.")
+
+
+class RdmaView(Model):
+    """The RDMA device and port behind a device, as last looked at."""
+
+    rdma_device: str
+    port: int
+    transport: str | None = Field(None, description="ib (RoCE as well), iwarp, ...")
+    driver: str | None = None
+    firmware: str | None = None
+    guid: str | None = None
+    pci_address: str | None = None
+    gpus: list[NearGpu] = Field([], description="The nearest GPUs.")
+    state: str | None = Field(None, description="active, down, init, armed, active-defer or nop.")
+    physical_state: str | None = Field(None, description="link-up, polling, disabled, ...")
+    link_layer: str | None = Field(None, description="ethernet or infiniband")
+    rate_bps: int | None = None
+    width: str | None = Field(None, description="Lanes and speed, such as 4X NDR.")
+    active_mtu_bytes: int | None = None
+    max_mtu_bytes: int | None = None
+    max_message_bytes: int | None = None
+    completion_timestamps: bool | None = Field(None, description="Whether the NIC stamps completions; null: unknown.")
+    clock_khz: int | None = Field(None, description="What those stamps count.")
+    traffic_class: int = 0
+    service_level: int = 0
+    limits: RdmaLimits | None = None
+
+
+class GidCandidate(Model):
+    """A GID of a device's port."""
+
+    gid: str
+    index: int = Field(description="In the table of the port, now.")
+    kind: str = Field(description="roce_v2, roce_v1 or ib")
+    netdev: str | None = None
+    score: int = Field(description="The larger the better; 0: cannot be used.")
+    in_use: bool = False
+    reasons: list[str] = []
+
+
+DeviceState = Literal["up", "down", "failed"]
+
+
 class Device(Model):
     """A device that data travels over (dq_engine_device), or one that could not be opened."""
 
@@ -252,8 +328,14 @@ class Device(Model):
     address: str | None = Field(None, description="With the real port.")
     rail: int
     up: bool
+    state: DeviceState | None = Field(None, description="failed: not open, or given up by its driver; see `error`.")
+    state_seconds: float = Field(0.0, description="Time in this state.")
     error: str | None = Field(None, description="Why it is not usable.")
+    fix: str | None = Field(None, description="What to do about it, where that is known.")
+    last_event: str | None = Field(None, description="What its provider last told of it.")
     netdev: str | None = Field(None, description="Network interface that has the address.")
+    netdev_up: bool | None = None
+    netdev_mtu_bytes: int | None = None
     numa_node: int | None = None
     rate_bps: int | None = None
     mtu_bytes: int | None = None
@@ -278,6 +360,8 @@ class Device(Model):
         "a kind that its driver does not count is left out.",
     )
     rdma_counters: RdmaCounters | None = Field(None, description="Null: no RDMA device.")
+    rdma: RdmaView | None = Field(None, description="Null: no RDMA device.")
+    gids: list[GidCandidate] = Field([], description="GIDs of its port, the best first.")
     prober: ProberStats | None = None
 
 

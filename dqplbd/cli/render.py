@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["Column", "Table", "console", "dash", "fancy", "lines", "print_pairs", "print_table"]
+__all__ = ["Column", "Table", "console", "dash", "fancy", "lines", "print_pairs", "print_table", "print_tables"]
 
 NOTHING = "-"
 FOLDED_WIDTH: Final = 20
@@ -140,6 +140,18 @@ def print_table(table: Table) -> None:
         screen.print(renderable(table, screen.width))
     else:
         sys.stdout.write("\n".join(lines(table)) + "\n")
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print tables with their titles on standard output, an empty line between them."""
+    if fancy():
+        screen = console()
+        for table in tables:
+            screen.print(renderable(table, screen.width))
+    else:
+        sys.stdout.write(
+            "\n\n".join("\n".join([*([table.title] if table.title else []), *lines(table)]) for table in tables) + "\n"
+        )
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

@@ -9,6 +9,7 @@ from dqplbd.admin.model import (
     Device,
     Explanation,
     ExplanationStep,
+    LeftOutPort,
     Path,
     Peer,
     ProbeReport,
@@ -31,6 +32,7 @@ __all__ = [
     "status_pairs",
     "trouble_lines",
     "value_text",
+    "wide_device_tables",
 ]
 
 
@@ -157,13 +159,23 @@ def status_pairs(status: Status) -> list[tuple[str, str]]:
     return pairs
 
 
+def _state(device: Device) -> str:
+    """``up``, ``down for 12s: port error``, or why it cannot be used."""
+    if device.error:
+        return f"{device.state or 'down'}: {device.error}" + (f"; {device.fix}" if device.fix else "")
+    if device.up:
+        return "up"
+    since = f" for {duration(device.state_seconds)}" if device.state is not None else ""
+    return f"down{since}" + (f": {device.last_event}" if device.last_event else "")
+
+
 def device_table(devices: Sequence[Device]) -> Table:
     """One row a device."""
     columns = [
         Column("device", style="bold"),
         Column("provider"),
         Column("rail", "right"),
-        Column("state"),
+        Column("state", fold=True),
         Column("address"),
         Column("rate", "right"),
         Column("mtu", "right"),
@@ -179,7 +191,6 @@ def device_table(devices: Sequence[Device]) -> Table:
     styles = {}
     for i, device in enumerate(devices):
         prober = device.prober
-        state = "up" if device.up else f"down: {device.error}" if device.error else "down"
         if not device.up:
             styles[i] = "red"
         rows.append(
@@ -187,7 +198,7 @@ def device_table(devices: Sequence[Device]) -> Table:
                 device.name,
                 device.provider,
                 str(device.rail),
-                state,
+                _state(device),
                 dash(device.address),
                 _rate(device.rate_bps),
                 dash(device.mtu_bytes),
@@ -201,6 +212,145 @@ def device_table(devices: Sequence[Device]) -> Table:
             )
         )
     return Table(columns, rows, styles=styles)
+
+
+def _yes(value: bool | None) -> str:
+    return dash(None) if value is None else "yes" if value else "no"
+
+
+def _port_table(devices: Sequence[Device]) -> Table:
+    columns = [
+        Column("device", style="bold"),
+        Column("rdma device"),
+        Column("link layer"),
+        Column("port"),
+        Column("physical"),
+        Column("rate", "right"),
+        Column("width"),
+        Column("mtu", "right"),
+        Column("netdev"),
+        Column("netdev mtu", "right"),
+        Column("class", "right"),
+        Column("level", "right"),
+        Column("numa", "right"),
+        Column("pci"),
+        Column("nearest gpus", fold=True),
+    ]
+    rows = []
+    styles = {}
+    for i, device in enumerate(devices):
+        rdma = device.rdma
+        if not device.up:
+            styles[i] = "red"
+        netdev = device.netdev
+        rows.append(
+            (
+                device.name,
+                f"{rdma.rdma_device}/{rdma.port}" if rdma else dash(None),
+                dash(rdma.link_layer if rdma else None),
+                dash(rdma.state if rdma else None),
+                dash(rdma.physical_state if rdma else None),
+                _rate(rdma.rate_bps if rdma else device.rate_bps),
+                dash(rdma.width if rdma else None),
+                dash(rdma.active_mtu_bytes if rdma else device.mtu_bytes),
+                f"{netdev} (down)" if netdev and device.netdev_up is False else dash(netdev),
+                dash(device.netdev_mtu_bytes),
+                dash(rdma.traffic_class if rdma else None),
+                dash(rdma.service_level if rdma else None),
+                dash(device.numa_node),
+                dash(rdma.pci_address if rdma else None),
+                ", ".join(f"{gpu.pci_address} ({gpu.relation})" for gpu in rdma.gpus) or dash(None)
+                if rdma
+                else dash(None),
+            )
+        )
+    return Table(columns, rows, title="Ports", styles=styles)
+
+
+def _limit_table(devices: Sequence[Device]) -> Table:
+    columns = [
+        Column("device", style="bold"),
+        Column("driver"),
+        Column("firmware"),
+        Column("probes timed by"),
+        Column("completion stamps"),
+        Column("clock", "right"),
+        Column("dma-buf"),
+        Column("qps", "right"),
+        Column("requests/qp", "right"),
+        Column("cq entries", "right"),
+        Column("shared rqs", "right"),
+        Column("regions", "right"),
+        Column("largest region", "right"),
+        Column("largest message", "right"),
+    ]
+    rows = []
+    for device in devices:
+        rdma = device.rdma
+        limits = rdma.limits if rdma else None
+        counters = device.rdma_counters
+        rows.append(
+            (
+                device.name,
+                dash((rdma.driver if rdma else None) or (counters.driver if counters else None)),
+                dash(rdma.firmware if rdma else None),
+                dash(device.prober.time_source if device.prober else None),
+                _yes(rdma.completion_timestamps if rdma else None),
+                f"{rdma.clock_khz / 1000:g} MHz" if rdma and rdma.clock_khz else dash(None),
+                _yes(device.dmabuf),
+                dash(limits.qps if limits else device.max_qps),
+                dash(limits.qp_requests if limits else device.max_send_depth),
+                dash(limits.cq_entries if limits else None),
+                dash(limits.srqs if limits else None),
+                dash(limits.memory_regions if limits else None),
+                _bytes(limits.memory_region_bytes if limits else None),
+                _bytes(rdma.max_message_bytes if rdma else None),
+            )
+        )
+    return Table(columns, rows, title="What they can do")
+
+
+def _gid_table(devices: Sequence[Device]) -> Table:
+    columns = [
+        Column("device", style="bold"),
+        Column("gid"),
+        Column("in use"),
+        Column("score", "right"),
+        Column("index", "right"),
+        Column("kind"),
+        Column("netdev"),
+        Column("because", fold=True),
+    ]
+    rows: list[tuple[str, ...]] = []
+    styles = {}
+    for device in devices:
+        for one in device.gids:
+            if not one.score:
+                styles[len(rows)] = "dim"
+            rows.append(
+                (
+                    device.name,
+                    one.gid,
+                    "yes" if one.in_use else dash(None),
+                    str(one.score),
+                    str(one.index),
+                    {"roce_v2": "RoCE v2", "roce_v1": "RoCE v1", "ib": "InfiniBand"}.get(one.kind, one.kind),
+                    dash(one.netdev),
+                    dash(", ".join(one.reasons)),
+                )
+            )
+    return Table(columns, rows, title="GIDs", styles=styles)
+
+
+def wide_device_tables(devices: Sequence[Device], left_out: Sequence[LeftOutPort]) -> list[Table]:
+    """The devices, their ports, what they can do, their GIDs with scores, and RDMA ports that none of them uses."""
+    tables = [device_table(devices), _port_table(devices), _limit_table(devices)]
+    if any(device.gids for device in devices):
+        tables.append(_gid_table(devices))
+    if left_out:
+        columns = [Column("rdma port", style="bold"), Column("why it is not used", fold=True)]
+        tables.append(Table(columns, [(one.port, one.why) for one in left_out], title="Not used"))
+    return tables
 
 
 def peer_table(peers: Sequence[Peer]) -> Table:
