@@ -4,9 +4,11 @@
 
 #include "provider/fault.h"
 #include "provider/tcp.h"
+#include "provider/verbs_table.h"
 
 static const struct dq_provider *const providers[] = {
 	&dq_provider_tcp,
+	&dq_provider_verbs,
 };
 
 const struct dq_provider *dq_provider_find(const char *name)

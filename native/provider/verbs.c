@@ -6,6 +6,7 @@
 const struct dq_provider dq_provider_verbs = {
 	.name = "verbs",
 	.mem_any_thread = true,
+	.qp_any_thread = true,
 	.device_open = dq_verbs_device_open,
 	.device_close = dq_verbs_device_close,
 	.device_query = dq_verbs_device_query,
@@ -35,4 +36,5 @@ const struct dq_provider dq_provider_verbs = {
 	.dgram_fd = dq_verbs_dgram_fd,
 	.dgram_next_deadline = dq_verbs_dgram_next_deadline,
 	.dgram_time_source = dq_verbs_dgram_time_source,
+	.dgram_correction_ns = dq_verbs_dgram_correction_ns,
 };

@@ -13,20 +13,23 @@
  * answer; on control QPs a packet of the path MTU ("probe") follows, each way. Small ones that pass where full ones do not
  * mean that something on the way has a smaller MTU than both ends.
  *
- * Threads: as provider.h says. What the datagram endpoint's thread reads of the device is constant after open, or is read by
+ * Threads: as provider.h says. QPs are made and connected by any thread ("the maker") beside the one that polls: what both
+ * touch is atomic or under table_lock, and a QP is the maker's alone until `ready` is set, which is the last thing it does
+ * before the hello. What the datagram endpoint's thread reads of the device is constant after open, or is read by
  * dq_verbs_port_now().
  */
 #ifndef DQ_PROVIDER_VERBS_H
 #define DQ_PROVIDER_VERBS_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
 #include "provider/provider.h"
 #include "provider/verbs_load.h"
 
-#define DQ_VERBS_MAX_QPS 65536u
+#define DQ_VERBS_MAX_QPS 16384u
 #define DQ_VERBS_MAX_DEPTH 4096u
 #define DQ_VERBS_OWN_WRS 4u            /* send queue entries beyond the caller's: hello, probe, heartbeat, farewell */
 #define DQ_VERBS_OWN_RECVS 2u          /* receives beyond the caller's: hello, probe */
@@ -36,6 +39,7 @@
 #define DQ_VERBS_SHARED_BYTES 16384u   /* consecutive writes of a chain up to this sum may share a completion */
 #define DQ_VERBS_SILENT_HEARTBEATS 3u  /* a heartbeat unanswered for this many heartbeat times: the peer is taken for dead */
 #define DQ_VERBS_FENCE_NS 50000000u    /* longest wait for the device to say that no receive follows */
+#define DQ_VERBS_MAX_PIECES (1u << 20)
 #define DQ_VERBS_EVENTS 32u            /* changes of the device not yet fetched; a power of two */
 
 /* ---- verbs_parts.c: pure functions ---- */
@@ -80,7 +84,7 @@ struct dq_verbs_list {
 };
 
 struct dq_verbs_qp;
-struct dq_verbs_flush;                     /* verbs_mem.c */
+struct dq_verbs_flush;                     /* verbs_flush.c */
 struct dq_verbs_reaper;                    /* verbs_mem.c */
 
 /* The port as it is now. */
@@ -101,13 +105,18 @@ struct dq_verbs_cqe {
 };
 
 struct dq_verbs_pool {
-	struct dq_verbs_pool *next;
+	struct dq_verbs_pool *next;            /* constant: pools are only added, in front */
 	struct ibv_cq *cq;
 	struct ibv_srq *srq;                   /* NULL: the device has none */
 	uint32_t send_room, receive_room;      /* work requests, in all */
-	uint32_t send_used, receive_used;      /* of them reserved by QPs */
-	uint32_t srq_posted;                   /* at least so many receives are in the shared queue */
+	uint32_t send_used;                    /* of them reserved by QPs; under table_lock */
+	atomic_uint receive_used;              /* likewise; changed under table_lock */
+	atomic_uint srq_added;                 /* receives that a maker put into the shared queue */
+	int64_t srq_posted;                    /* with those, at least so many receives are in the shared queue */
 	bool armed;                            /* a completion event will come, or came and is not yet taken */
+
+	struct dq_verbs_cqe *ring;             /* completions that had no room in the caller's array; all that may ever be */
+	uint32_t ring_mask, ring_head, ring_tail;
 };
 
 struct dq_verbs_device {
@@ -129,15 +138,15 @@ struct dq_verbs_device {
 	uint8_t *scratch;                      /* probes are sent from it and end in it; see verbs_device.c */
 	struct ibv_mr *scratch_mr;
 
-	struct dq_verbs_pool *pools;
-	struct dq_verbs_qp **qps;              /* by slot */
-	uint32_t qps_cap, qps_used;
+	pthread_mutex_t table_lock;            /* for changes of what follows; the thread that polls reads without */
+	_Atomic(struct dq_verbs_pool *) pools;
+	_Atomic(struct dq_verbs_qp *) *qps;    /* by slot */
+	uint32_t qps_cap;
+	atomic_uint qps_used, qps_high;        /* how many there are, and below which slot all of them are */
 	uint32_t generation;
-	struct dq_verbs_qp **by_qpn;           /* hash, open addressing; twice as large as qps_cap at least */
+	_Atomic(struct dq_verbs_qp *) *by_qpn; /* hash, open addressing; twice as large as qps_cap */
 	uint32_t by_qpn_mask;
 
-	struct dq_verbs_cqe *cq;               /* completions that had no room in the caller's array: a ring */
-	uint32_t cq_mask, cq_head, cq_tail;
 	struct dq_wc *out;                     /* of the poll under way */
 	unsigned out_left;
 
@@ -157,7 +166,6 @@ struct dq_verbs_device {
 	struct dq_verbs_flush *flush;          /* made when first used */
 	uint64_t piece_limit;                  /* largest registration in one piece */
 	uint32_t max_sge;
-	struct ibv_recv_wr blank[DQ_VERBS_BATCH]; /* receives without a buffer, chained */
 };
 
 struct dq_verbs_mem {
@@ -200,12 +208,13 @@ struct dq_verbs_qp {
 	uint32_t send_reserved, receive_reserved; /* of the pool */
 	uint32_t receives;                     /* of the own queue, without a buffer: to be kept posted; 0 with a shared one */
 	uint32_t receives_posted;
+	atomic_bool ready;                     /* the maker is done with it */
 	uint8_t state;
 	bool dial;
 	bool shared;                           /* receives from the pool's shared queue */
 	bool hello_sent, hello_done, hello_in, probe_sent, probe_done, probe_in;
 	bool last_wqe;                         /* the device said that no receive follows */
-	bool broken;                           /* an asynchronous event says that it failed; end_status says how */
+	bool broken;                           /* failed while the maker had it; end_status says how */
 
 	struct dq_verbs_sqe *sq;               /* done <= posted, free-running */
 	uint32_t sq_mask, sq_done, sq_posted;
@@ -223,6 +232,14 @@ struct dq_verbs_qp {
 };
 
 /* ---- small helpers ---- */
+
+static inline uint32_t dq_verbs_pow2_at_least(uint32_t n)
+{
+	uint32_t p = 1;
+	while (p < n)
+		p *= 2;
+	return p;
+}
 
 static inline uint64_t dq_verbs_now(void)
 {
@@ -287,12 +304,10 @@ int dq_verbs_device_poll(struct dq_device *dev, struct dq_wc *out, unsigned n);
 int dq_verbs_device_arm(struct dq_device *dev);
 int dq_verbs_device_event_fd(const struct dq_device *dev);
 uint64_t dq_verbs_device_next_deadline(const struct dq_device *dev);
-/* The pool for a QP of these depths, made if need be, reserved. */
-int dq_verbs_pool_reserve(struct dq_verbs_device *dev, uint32_t sends, uint32_t receives, bool shared, struct dq_verbs_pool **out,
+/* The pool for a QP of these depths, made if need be, reserved; its receives are in the shared queue where there is one. Any thread. */
+int dq_verbs_pool_reserve(struct dq_verbs_device *dev, uint32_t sends, uint32_t receives, struct dq_verbs_pool **out,
 			  struct dq_error *err);
 void dq_verbs_pool_release(struct dq_verbs_device *dev, struct dq_verbs_pool *pool, uint32_t sends, uint32_t receives);
-/* Keep as many receives posted as its QPs may need. */
-void dq_verbs_pool_fill(struct dq_verbs_device *dev, struct dq_verbs_pool *pool);
 void dq_verbs_pools_destroy(struct dq_verbs_device *dev);
 /* Take in all that is in the QP's completion queue now. */
 void dq_verbs_drain(struct dq_verbs_device *dev, struct dq_verbs_pool *pool);
@@ -310,7 +325,7 @@ void dq_verbs_qp_fence(struct dq_qp *qp);
 void dq_verbs_qp_destroy(struct dq_qp *qp);
 /* To error: DQ_WC_FAILED with this status follows once all completions are in. Only the first status counts. */
 void dq_verbs_qp_fail(struct dq_verbs_qp *qp, enum dq_wc_status status, uint32_t vendor);
-/* The QP of a number, or NULL. */
+/* The QP of a number, or NULL. The thread that polls. */
 struct dq_verbs_qp *dq_verbs_qp_by_number(const struct dq_verbs_device *dev, uint32_t qpn);
 /* Finish those QPs in error that nothing more can come from. */
 void dq_verbs_qp_end_due(struct dq_verbs_device *dev);
@@ -326,6 +341,8 @@ int dq_verbs_qp_post_send(struct dq_qp *qp, const struct dq_send *wr, unsigned n
 int dq_verbs_qp_post_recv(struct dq_qp *qp, const struct dq_recv *wr, unsigned n);
 /* A packet of the provider's own: hello, probe, heartbeat or farewell. 0 or negative errno. */
 int dq_verbs_post_own(struct dq_verbs_qp *qp, enum dq_verbs_op op);
+/* The hello of the end that dials: the last that its maker does. */
+int dq_verbs_post_first(struct dq_verbs_qp *qp, struct dq_error *err);
 /* The two receives of a control QP that the handshake ends in; before any of the caller's. */
 int dq_verbs_post_own_recvs(struct dq_verbs_qp *qp);
 /* Keep the receives of a data QP's own queue posted. */
@@ -351,6 +368,12 @@ void dq_verbs_mem_stop(struct dq_verbs_device *dev);                        /* a
 /* Registers what the provider itself needs; not in pieces, local access only. */
 struct ibv_mr *dq_verbs_mr_make(struct dq_verbs_device *dev, void *addr, size_t len, unsigned access);
 
+/* ---- verbs_flush.c ---- */
+
+/* Read one byte of registered memory by the device. 0 or negative errno. */
+int dq_verbs_flush_read(struct dq_verbs_device *dev, uint64_t addr, uint32_t rkey);
+void dq_verbs_flush_end(struct dq_verbs_device *dev);
+
 /* ---- verbs_dgram.c: the datagram endpoint ---- */
 
 int dq_verbs_dgram_open(struct dq_device *dev, struct dq_dgram **out, struct dq_error *err);
@@ -362,5 +385,6 @@ int dq_verbs_dgram_poll(struct dq_dgram *dg, struct dq_dgram_event *out, unsigne
 int dq_verbs_dgram_fd(const struct dq_dgram *dg);
 uint64_t dq_verbs_dgram_next_deadline(const struct dq_dgram *dg);
 const char *dq_verbs_dgram_time_source(const struct dq_dgram *dg);
+uint64_t dq_verbs_dgram_correction_ns(const struct dq_dgram *dg);
 
 #endif

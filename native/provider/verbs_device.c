@@ -185,16 +185,22 @@ static void set_limits(struct dq_verbs_device *dev)
 
 	/* Devices announce more QPs than they can run: other users, firmware profiles and the cache of the NIC set the real
 	 * limit. A quarter of the number is left to others. */
-	dev->told.max_qps = (uint32_t)DQ_MIN(DQ_MAX(dev->attr.max_qp / 4 * 3, 1), (int)DQ_VERBS_MAX_QPS / 4);
+	dev->told.max_qps = (uint32_t)DQ_MIN(DQ_MAX(dev->attr.max_qp / 4 * 3, 1), (int)DQ_VERBS_MAX_QPS);
 	dev->told.max_send_depth = DQ_MIN(wrs - DQ_VERBS_OWN_WRS, DQ_VERBS_MAX_DEPTH);
 	dev->piece_limit = dev->attr.max_mr_size ? dev->attr.max_mr_size : UINT64_MAX;
 	if (dev->cfg.max_registration_bytes)
 		dev->piece_limit = DQ_MIN(dev->piece_limit, dev->cfg.max_registration_bytes);
 	/* Where memory comes in small pieces, a write may lie across several. */
 	dev->max_sge = dev->piece_limit / 2 >= DQ_MAX_SEGMENT_BYTES ? 1 : (uint32_t)DQ_MIN(DQ_VERBS_MAX_SGE, DQ_MAX(dev->attr.max_sge, 1));
-	for (uint32_t i = 0; i < DQ_VERBS_BATCH; i++)
-		dev->blank[i] = (struct ibv_recv_wr){.wr_id = (uint64_t)DQ_VERBS_WR_SHARED << 62,
-						     .next = i + 1 < DQ_VERBS_BATCH ? &dev->blank[i + 1] : NULL};
+}
+
+static int make_tables(struct dq_verbs_device *dev, struct dq_error *err)
+{
+	dev->qps_cap = dq_verbs_pow2_at_least(dev->told.max_qps);
+	dev->by_qpn_mask = 2 * dev->qps_cap - 1;
+	dev->qps = calloc(dev->qps_cap, sizeof *dev->qps);
+	dev->by_qpn = calloc(2 * (size_t)dev->qps_cap, sizeof *dev->by_qpn);
+	return dev->qps && dev->by_qpn ? 0 : dq_error_set(err, -ENOMEM, "device %s: no memory for the table of QPs", dev->cfg.name);
 }
 
 /* Takes down whatever was made, in the order that the objects need. */
@@ -215,10 +221,10 @@ static void device_free(struct dq_verbs_device *dev)
 	if (dev->ctx)
 		dev->lib->close_device(dev->ctx);
 	pthread_mutex_destroy(&dev->port_lock);
+	pthread_mutex_destroy(&dev->table_lock);
 	pthread_mutex_destroy(&dev->mem_lock);
 	free(dev->qps);
 	free(dev->by_qpn);
-	free(dev->cq);
 	free(dev);
 }
 
@@ -249,6 +255,7 @@ int dq_verbs_device_open(const struct dq_device_config *cfg, struct dq_device **
 	dq_verbs_list_init(&dev->ending);
 	dq_verbs_list_init(&dev->mems);
 	pthread_mutex_init(&dev->port_lock, NULL);
+	pthread_mutex_init(&dev->table_lock, NULL);
 	pthread_mutex_init(&dev->mem_lock, NULL);
 
 	int rc = open_by_name(dev, err);
@@ -258,6 +265,9 @@ int dq_verbs_device_open(const struct dq_device_config *cfg, struct dq_device **
 		rc = open_watch(dev, err);
 	if (!rc) {
 		set_limits(dev);
+		rc = make_tables(dev, err);
+	}
+	if (!rc) {
 		dev->pd = lib->alloc_pd(dev->ctx);
 		if (!dev->pd)
 			rc = dq_error_set(err, -errno, "device %s: %s gives no protection domain: %s", dev->cfg.name, dev->cfg.address,
@@ -283,8 +293,10 @@ void dq_verbs_device_close(struct dq_device *device)
 		return;
 	struct dq_verbs_device *dev = dq_verbs_device_of(device);
 	/* Gone by contract; what a caller left is taken along rather than leaked. */
-	for (uint32_t i = 0; i < dev->qps_cap; i++)
-		if (dev->qps[i])
-			dq_verbs_qp_destroy((struct dq_qp *)(void *)dev->qps[i]);
+	for (uint32_t i = 0; i < atomic_load(&dev->qps_high); i++) {
+		struct dq_verbs_qp *qp = atomic_load(&dev->qps[i]);
+		if (qp)
+			dq_verbs_qp_destroy((struct dq_qp *)(void *)qp);
+	}
 	device_free(dev);
 }
