@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_SIZE 65536u
@@ -27,9 +29,11 @@ struct entry {
 struct dq_verbs_ah_cache {
 	struct dq_verbs_ah_ops ops;
 	int notify_fd;
+	atomic_uint news;            /* counted after writing: who sees it finds something to read */
 	pthread_t thread;
 	pthread_mutex_t lock;        /* all below, and the uses of handles */
 	pthread_cond_t wish;
+	pthread_cond_t done;         /* by CLOCK_MONOTONIC */
 	bool stop;
 	uint32_t size, used, free;
 	uint32_t mask;
@@ -139,11 +143,13 @@ static void *run(void *arg)
 				e->ah = made;
 			}
 		}
+		pthread_cond_signal(&c->done);
 		pthread_mutex_unlock(&c->lock);
 		destroy(c, old);
 		const uint64_t one = 1;
 		ssize_t done = write(c->notify_fd, &one, sizeof one); /* EAGAIN: is readable anyway */
 		(void)done;
+		atomic_fetch_add(&c->news, 1);
 		pthread_mutex_lock(&c->lock);
 	}
 	pthread_mutex_unlock(&c->lock);
@@ -190,8 +196,21 @@ static struct entry *entry_add(struct dq_verbs_ah_cache *c, const struct dq_verb
 	return e;
 }
 
+/* The user is the only one who removes entries, so this one stays what it is. */
+static void wait_for(struct dq_verbs_ah_cache *c, const struct entry *e, uint64_t wait_ns)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	wait_ns += (uint64_t)until.tv_nsec;
+	until.tv_sec += (time_t)(wait_ns / 1000000000u);
+	until.tv_nsec = (long)(wait_ns % 1000000000u);
+	while (e->wanted && pthread_cond_timedwait(&c->done, &c->lock, &until) != ETIMEDOUT)
+		;
+}
+
 int dq_verbs_ah_take(struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer *peer, uint32_t flow_label, uint64_t now_ns,
-		     struct dq_verbs_ah **out)
+		     uint64_t wait_ns, struct dq_verbs_ah **out)
 {
 	struct dq_verbs_ah *old = NULL;
 	struct entry *e = NULL;
@@ -206,6 +225,7 @@ int dq_verbs_ah_take(struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer 
 	if (!e) {
 		rc = -ENOBUFS;
 	} else {
+		const bool was_wanted = e->wanted != 0;
 		e->used_ns = now_ns;
 		if (!e->ah && !e->error) {
 			wish_for(c, e);
@@ -215,6 +235,8 @@ int dq_verbs_ah_take(struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer 
 			if (now_ns >= e->again_ns)
 				wish_for(c, e);
 		}
+		if (wait_ns > 0 && !e->ah && e->wanted && !was_wanted)
+			wait_for(c, e, wait_ns);
 		if (e->ah) {
 			e->ah->uses++;
 			*out = e->ah;
@@ -225,6 +247,11 @@ int dq_verbs_ah_take(struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer 
 	pthread_mutex_unlock(&c->lock);
 	destroy(c, old);
 	return rc;
+}
+
+uint32_t dq_verbs_ah_news(const struct dq_verbs_ah_cache *c)
+{
+	return atomic_load(&c->news);
 }
 
 void dq_verbs_ah_give(struct dq_verbs_ah_cache *c, struct dq_verbs_ah *ah)
@@ -253,6 +280,7 @@ void dq_verbs_ah_flush(struct dq_verbs_ah_cache *c)
 static void cache_free(struct dq_verbs_ah_cache *c)
 {
 	pthread_cond_destroy(&c->wish);
+	pthread_cond_destroy(&c->done);
 	pthread_mutex_destroy(&c->lock);
 	free(c->buckets);
 	free(c->entries);
@@ -273,6 +301,11 @@ int dq_verbs_ah_cache_create(unsigned size, const struct dq_verbs_ah_ops *ops, i
 		;
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_cond_init(&c->wish, NULL);
+	pthread_condattr_t monotonic;
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&c->done, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	c->entries = calloc(size, sizeof *c->entries);
 	c->buckets = malloc(((size_t)c->mask + 1) * sizeof *c->buckets);
 	if (!c->entries || !c->buckets) {

@@ -39,9 +39,11 @@ int dq_verbs_ah_cache_create(unsigned size, const struct dq_verbs_ah_ops *ops, i
 /* All were given back. Waits for the handle being made. */
 void dq_verbs_ah_cache_destroy(struct dq_verbs_ah_cache *c);
 /* 0: *out is in use until it is given back. -EINPROGRESS: it is being made. -ENOBUFS: all are in use. Else: why it could not be
- * made, until it is time to try again. */
+ * made, until it is time to try again. wait_ns: the one who asks first waits so long, at most. */
 int dq_verbs_ah_take(struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer *peer, uint32_t flow_label, uint64_t now_ns,
-		     struct dq_verbs_ah **out);
+		     uint64_t wait_ns, struct dq_verbs_ah **out);
+/* How often notify_fd was written to. One not seen before: read the descriptor, and ask again for what was being made. */
+uint32_t dq_verbs_ah_news(const struct dq_verbs_ah_cache *c);
 void dq_verbs_ah_give(struct dq_verbs_ah_cache *c, struct dq_verbs_ah *ah);
 /* The local address changed: forget all. */
 void dq_verbs_ah_flush(struct dq_verbs_ah_cache *c);

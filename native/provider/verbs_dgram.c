@@ -25,6 +25,7 @@
 #define SENT_LOOKS 64u                 /* for the completion of what was just sent: some microseconds */
 #define OWN_LOOKS 2000u                /* for what was sent to oneself: some tens of microseconds */
 #define HANDLES 4096u
+#define AH_WAIT_NS 2000000u            /* a peer whose address is known has a handle before that */
 #define HELD_PER_PEER 8u               /* sends that wait for the same address handle */
 #define HELD_NS 3000000000ull
 #define REVIVE_NS 10000000ull          /* pause before a failed queue pair is made to work again; doubles while that does not last */
@@ -286,7 +287,7 @@ int dq_verbs_dgram_send(struct dq_dgram *d, const struct dq_endpoint *to, uint32
 		return -ENETDOWN;
 	dg->asleep = false;
 	dg->used = true;
-	rc = dq_verbs_ah_take(dg->ahs, &peer, flow_label, dg->now_ns, &ah);
+	rc = dq_verbs_ah_take(dg->ahs, &peer, flow_label, dg->now_ns, AH_WAIT_NS, &ah);
 	if (rc && rc != -EINPROGRESS)
 		return rc == -ENOBUFS ? -EAGAIN : rc;
 	if (rc) {
@@ -322,7 +323,7 @@ static void held_release(struct dq_verbs_dgram *dg, uint64_t now)
 	for (struct dq_verbs_dgram_send *s = dg->sends; dg->sends_held > 0 && s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++) {
 		if (s->state != DQ_VERBS_DGRAM_HELD)
 			continue;
-		int rc = dg->broken ? -ENETDOWN : dq_verbs_ah_take(dg->ahs, &s->peer, s->flow_label, now, &s->ah);
+		int rc = dg->broken ? -ENETDOWN : dq_verbs_ah_take(dg->ahs, &s->peer, s->flow_label, now, 0, &s->ah);
 		if (rc == -EINPROGRESS && now - s->posted_ns > HELD_NS)
 			rc = -EHOSTUNREACH;
 		if (rc == -EINPROGRESS)
@@ -393,7 +394,7 @@ static void port_check(struct dq_verbs_dgram *dg, uint64_t now)
 
 /* ---- how long waking up takes ---- */
 
-/* An endpoint that nobody uses must not wake up for it. */
+/* A series begins in a poll that there is anyway: an endpoint that nobody uses must not wake up for it. */
 static bool wake_wanted(const struct dq_verbs_dgram *dg)
 {
 	return dg->used || dg->wake.series == 0 || dg->wake.round > 0;
@@ -441,6 +442,9 @@ static void wake_after(struct dq_verbs_dgram *dg, bool asleep, bool found)
 			dq_verbs_wake_slept(w, dg->own_slept ? dg->own_seen_ns - dg->own_sent_ns : DQ_NEVER, dg->own_seen_ns);
 		else if (dg->now_ns >= w->due_ns)
 			dq_verbs_wake_slept(w, DQ_NEVER, dg->now_ns);
+		else
+			return;
+		timer_set(dg, 0);
 	}
 }
 
@@ -452,6 +456,7 @@ static bool wake_before(struct dq_verbs_dgram *dg)
 	if (dg->stamped || !dg->own_ah || dg->broken || dg->sends_used > 0)
 		return false;
 	if (w->step == DQ_VERBS_WAKE_SLEEP && !dg->own_sent_ns) {
+		timer_set(dg, w->due_ns); /* should it get lost */
 		if (!own_send(dg))
 			dq_verbs_wake_slept(w, DQ_NEVER, dg->now_ns);
 		return false;
@@ -512,12 +517,14 @@ int dq_verbs_dgram_poll(struct dq_dgram *d, struct dq_dgram_event *out, unsigned
 	if (dg->broken)
 		revive(dg, now);
 	port_check(dg, now);
-	if (dg->sends_held > 0) {
+	const uint32_t news = dq_verbs_ah_news(dg->ahs);
+	if (news != dg->ah_news) {
 		uint64_t made;
-		ssize_t done = read(dg->notify_fd, &made, sizeof made); /* EAGAIN: nothing new; asked all the same */
+		ssize_t done = read(dg->notify_fd, &made, sizeof made);
 		(void)done;
-		held_release(dg, now);
+		dg->ah_news = news;
 	}
+	held_release(dg, now);
 	for (;;) {
 		if (dg->sends_failed > 0)
 			failed_tell(dg, now);
@@ -544,7 +551,6 @@ int dq_verbs_dgram_fd(const struct dq_dgram *d)
 uint64_t dq_verbs_dgram_next_deadline(const struct dq_dgram *d)
 {
 	const struct dq_verbs_dgram *dg = dq_verbs_dgram_of_const(d);
-	const struct dq_verbs_wake *w = &dg->wake;
 	uint64_t next = DQ_NEVER;
 
 	if (dg->more || dg->sends_failed > 0)
@@ -554,10 +560,6 @@ uint64_t dq_verbs_dgram_next_deadline(const struct dq_dgram *d)
 	for (const struct dq_verbs_dgram_send *s = dg->sends; dg->sends_held > 0 && s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++)
 		if (s->state == DQ_VERBS_DGRAM_HELD)
 			next = DQ_MIN(next, s->posted_ns + HELD_NS + 1);
-	/* The sleep for a timer ends by that. */
-	if (!dg->stamped && dg->own_ah && !dg->broken &&
-	    (w->step == DQ_VERBS_WAKE_SLEEP || (w->step == DQ_VERBS_WAKE_IDLE && wake_wanted(dg) && dg->sends_used == 0)))
-		next = DQ_MIN(next, w->due_ns);
 	return next;
 }
 

@@ -73,6 +73,7 @@ struct dq_verbs_dgram {
 	uint32_t events_unacked;
 
 	struct dq_verbs_ah_cache *ahs;
+	uint32_t ah_news;                  /* of them, seen */
 	struct ibv_ah *own_ah;             /* to oneself; NULL: cannot be made */
 	uint32_t sends_used, sends_held, sends_failed;
 	struct dq_verbs_dgram_send sends[DQ_VERBS_DGRAM_SENDS];

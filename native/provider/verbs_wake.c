@@ -41,7 +41,7 @@ static void series_end(struct dq_verbs_wake *w)
 static void round_end(struct dq_verbs_wake *w, uint64_t now_ns)
 {
 	w->step = DQ_VERBS_WAKE_IDLE;
-	w->due_ns = now_ns + DQ_VERBS_WAKE_PAUSE_NS;
+	w->due_ns = now_ns;
 	if (++w->round == DQ_VERBS_WAKE_ROUNDS) {
 		series_end(w);
 		w->due_ns = now_ns + DQ_VERBS_WAKE_SERIES_NS;

@@ -20,13 +20,12 @@
 #define DQ_VERBS_WAKE_ROUNDS 16u            /* of a series */
 #define DQ_VERBS_WAKE_SERIES 4u             /* that count */
 #define DQ_VERBS_WAKE_SLEEP_NS 60000u       /* slept for a timer */
-#define DQ_VERBS_WAKE_PAUSE_NS 500000u      /* between rounds */
 #define DQ_VERBS_WAKE_SERIES_NS 10000000000ull /* between series */
 #define DQ_VERBS_WAKE_LOST_NS 20000000u     /* a datagram to oneself that takes longer is lost */
 #define DQ_VERBS_WAKE_MAX_NS 1000000u       /* more is no wake-up but a busy machine: not corrected for */
 
 enum dq_verbs_wake_step {
-	DQ_VERBS_WAKE_IDLE,          /* nothing to do before wake->due_ns */
+	DQ_VERBS_WAKE_IDLE,          /* nothing to do before wake->due_ns: dq_verbs_wake_begin */
 	DQ_VERBS_WAKE_LOOP,          /* send a datagram to the own endpoint and poll for it: dq_verbs_wake_looped */
 	DQ_VERBS_WAKE_TIMER,         /* sleep until wake->due_ns: dq_verbs_wake_timed */
 	DQ_VERBS_WAKE_SLEEP,         /* send a datagram to the own endpoint and sleep: dq_verbs_wake_slept */
@@ -44,7 +43,7 @@ struct dq_verbs_wake {
 };
 
 void dq_verbs_wake_init(struct dq_verbs_wake *w);
-/* IDLE is over: the first step of the round. */
+/* Begin a round. */
 void dq_verbs_wake_begin(struct dq_verbs_wake *w);
 /* The datagram was back after ns; direct: at the first look. DQ_NEVER: it was not seen. now_ns: the sleep for the timer begins. */
 void dq_verbs_wake_looped(struct dq_verbs_wake *w, uint64_t ns, bool direct, uint64_t now_ns);

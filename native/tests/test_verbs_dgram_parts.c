@@ -496,7 +496,7 @@ static int take_wait(struct maker *m, struct dq_verbs_ah_cache *c, uint32_t labe
 	const struct dq_verbs_ud_peer peer = one_peer();
 	for (;;) {
 		uint64_t n;
-		const int rc = dq_verbs_ah_take(c, &peer, label, now, out);
+		const int rc = dq_verbs_ah_take(c, &peer, label, now, 0, out);
 		if (rc != -EINPROGRESS)
 			return rc;
 		struct pollfd pfd = {.fd = m->notify_fd, .events = POLLIN};
@@ -514,7 +514,7 @@ static void a_handle_is_made_once_and_shared(void **state)
 	struct dq_verbs_ud_peer peer = one_peer();
 	assert_int_equal(take_wait(&m, c, 1, SECOND, &a), 0);
 	peer.qpn = 200; /* another endpoint of the same host goes the same way */
-	assert_int_equal(dq_verbs_ah_take(c, &peer, 1, SECOND, &b), 0);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 1, SECOND, 0, &b), 0);
 	assert_ptr_equal(a, b);
 	dq_verbs_ah_give(c, a);
 	dq_verbs_ah_give(c, b);
@@ -575,6 +575,27 @@ static void when_all_are_in_use_there_is_no_room(void **state)
 	maker_stop(&m, c);
 }
 
+/* Who asks first waits for it, if not for long; others are not kept. */
+static void one_may_wait_for_a_new_handle(void **state)
+{
+	(void)state;
+	struct maker m;
+	struct dq_verbs_ah *a;
+	const struct dq_verbs_ud_peer peer = one_peer();
+	struct dq_verbs_ah_cache *c = maker_start(&m, 8);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 0, SECOND, 60 * SECOND, &a), 0);
+	dq_verbs_ah_give(c, a);
+	maker_tell(&m, -EHOSTUNREACH, false);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 1, SECOND, 60 * SECOND, &a), -EHOSTUNREACH);
+	maker_tell(&m, 0, true);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 2, SECOND, 1000, &a), -EINPROGRESS);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 2, SECOND, 60 * SECOND, &a), -EINPROGRESS);
+	maker_tell(&m, 0, false);
+	assert_int_equal(take_wait(&m, c, 2, SECOND, &a), 0);
+	dq_verbs_ah_give(c, a);
+	maker_stop(&m, c);
+}
+
 /* A changed address: all are made anew; what is in use is destroyed with its last use, not before. */
 static void a_flush_forgets_all_and_destroys_none_in_use(void **state)
 {
@@ -605,7 +626,7 @@ static void a_flush_while_one_is_made_drops_it(void **state)
 	const struct dq_verbs_ud_peer peer = one_peer();
 	struct dq_verbs_ah_cache *c = maker_start(&m, 8);
 	maker_tell(&m, 0, true);
-	assert_int_equal(dq_verbs_ah_take(c, &peer, 0, SECOND, &a), -EINPROGRESS);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 0, SECOND, 0, &a), -EINPROGRESS);
 	maker_wait_stuck(&m);
 	dq_verbs_ah_flush(c);
 	maker_tell(&m, 0, false);
@@ -654,16 +675,16 @@ static void an_old_handle_is_made_anew_behind_the_users_back(void **state)
 	for (unsigned fails = 0; fails < 2; fails++) {
 		maker_tell(&m, fails ? -EHOSTUNREACH : 0, true);
 		now += DQ_VERBS_AH_FRESH_NS;
-		assert_int_equal(dq_verbs_ah_take(c, &peer, 0, now, &a), 0); /* and asks for a new one */
+		assert_int_equal(dq_verbs_ah_take(c, &peer, 0, now, 0, &a), 0); /* and asks for a new one */
 		maker_wait_stuck(&m);
-		assert_int_equal(dq_verbs_ah_take(c, &peer, 0, now, &b), 0);
+		assert_int_equal(dq_verbs_ah_take(c, &peer, 0, now, 0, &b), 0);
 		assert_ptr_equal(a, b);
 		maker_tell(&m, fails ? -EHOSTUNREACH : 0, false);
 		assert_int_equal(poll(&pfd, 1, PATIENCE_MS), 1);
 		assert_int_equal(read(m.notify_fd, &n, sizeof n), sizeof n);
 		dq_verbs_ah_give(c, b);
 		assert_true(*(bool *)a->handle); /* one use is left */
-		assert_int_equal(dq_verbs_ah_take(c, &peer, 0, now, &b), 0);
+		assert_int_equal(dq_verbs_ah_take(c, &peer, 0, now, 0, &b), 0);
 		if (fails)
 			assert_ptr_equal(a, b);
 		else
@@ -689,10 +710,10 @@ static void new_ones_are_made_before_those_that_failed(void **state)
 	maker_tell(&m, -EHOSTUNREACH, true);
 	assert_int_equal(take_wait(&m, c, 0, SECOND, &a), -EHOSTUNREACH); /* the time to try again begins here */
 	for (uint32_t i = 0; i < 10; i++)
-		assert_int_equal(dq_verbs_ah_take(c, &peer, i, SECOND + 2 * DQ_VERBS_AH_RETRY_NS, &a), -EINPROGRESS);
+		assert_int_equal(dq_verbs_ah_take(c, &peer, i, SECOND + 2 * DQ_VERBS_AH_RETRY_NS, 0, &a), -EINPROGRESS);
 	maker_wait_stuck(&m);
-	assert_int_equal(dq_verbs_ah_take(c, &peer, 20, SECOND, &a), -EINPROGRESS);
-	assert_int_equal(dq_verbs_ah_take(c, &peer, 21, SECOND, &a), -EINPROGRESS);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 20, SECOND, 0, &a), -EINPROGRESS);
+	assert_int_equal(dq_verbs_ah_take(c, &peer, 21, SECOND, 0, &a), -EINPROGRESS);
 	maker_tell(&m, 0, false);
 	assert_int_equal(take_wait(&m, c, 21, SECOND, &a), 0);
 	dq_verbs_ah_give(c, a);
@@ -725,7 +746,7 @@ static void any_sequence_leaves_nothing_behind(void **state)
 			used[k] = NULL;
 		} else {
 			const uint32_t label = (uint32_t)(random_next() % 5);
-			const int rc = random_next() % 4 ? dq_verbs_ah_take(c, &peer, label, now, &used[k]) : take_wait(&m, c, label, now, &used[k]);
+			const int rc = random_next() % 4 ? dq_verbs_ah_take(c, &peer, label, now, 0, &used[k]) : take_wait(&m, c, label, now, &used[k]);
 			if (rc != 0)
 				used[k] = NULL;
 		}
@@ -761,6 +782,7 @@ int main(void)
 		cmocka_unit_test(a_handle_is_made_once_and_shared),
 		cmocka_unit_test(the_least_recently_used_goes_and_none_in_use),
 		cmocka_unit_test(when_all_are_in_use_there_is_no_room),
+		cmocka_unit_test(one_may_wait_for_a_new_handle),
 		cmocka_unit_test(a_flush_forgets_all_and_destroys_none_in_use),
 		cmocka_unit_test(a_flush_while_one_is_made_drops_it),
 		cmocka_unit_test(a_failure_is_told_and_tried_again_more_and_more_rarely),
