@@ -267,6 +267,7 @@ class Overview:
         stats = prober.stats()
         return model.ProberStats(
             time_source=prober.time_source,
+            correction_ns=stats.correction_ns,
             targets=stats.targets,
             sent=stats.sent,
             acked=stats.acked,

@@ -133,8 +133,8 @@ class PortCounters:
         self._lifespan_s = 0.0
         self._next_s = 0.0
         self._read_s: float | None = None
-        # With folders below that of the device, which may be renamed.
-        self._sources: tuple[tuple[str, Source], ...] = ()
+        # Folders are below that of the device, which may be renamed.
+        self._sources: tuple[tuple[tuple[str, ...], Source], ...] = ()
         self._chosen: dict[Source, str] = {}
         self._last: dict[Source, int] = {}
         self._total: dict[Kind, int] = {}
@@ -163,8 +163,8 @@ class PortCounters:
             self._publish(now_s, {}, gone)
             return
         unreadable: dict[str, str] = {}
-        for folder, source in self._sources:
-            self._count(device / folder, source, unreadable)
+        for folders, source in self._sources:
+            self._count(device, folders, source, unreadable)
         if unreadable.keys() - self.events.unreadable.keys():
             log.info("some counters of RDMA device %s cannot be read: %s", self._name, unreadable)
         self._read_s = now_s
@@ -200,23 +200,25 @@ class PortCounters:
         """
         self._driver = _driver(device)
         self._firmware = _text(device / "fw_ver")
-        folder = f"{port}/hw_counters"
-        if not (device / folder).is_dir() and len(os.listdir(device / "ports")) == 1:
-            folder = "hw_counters"  # of the whole device: as good where it has one port
-        lifespan = _text(device / folder / "lifespan")
-        self._lifespan_s = int(lifespan) / 1000 if lifespan.isdecimal() and len(lifespan) < 6 else 0.0
-        special = [(folder, source) for source in driver_sources(self._driver)]
-        self._sources = (*special, *((f"{port}/counters", source) for source in STANDARD))
+        folders = [f"{port}/hw_counters"]
+        if len(os.listdir(device / "ports")) == 1:
+            folders.append("hw_counters")  # of the whole device: as good where it has one port
+        lifespans = [_text(device / folder / "lifespan") for folder in folders]
+        self._lifespan_s = max(int(ms) / 1000 if ms.isdecimal() and len(ms) < 6 else 0.0 for ms in lifespans)
+        special = [(tuple(folders), source) for source in driver_sources(self._driver)]
+        self._sources = (*special, *(((f"{port}/counters",), source) for source in STANDARD))
         self._chosen.clear()
         self._last.clear()
         self._life = life
 
-    def _count(self, folder: Path, source: Source, unreadable: dict[str, str]) -> None:
+    def _count(self, device: Path, folders: tuple[str, ...], source: Source, unreadable: dict[str, str]) -> None:
         """Take in what a counter gained."""
         chosen = self._chosen.get(source)
-        for name in source.files if chosen is None else (chosen,):
+        files = [f"{folder}/{name}" for name in source.files for folder in folders] if chosen is None else [chosen]
+        for file in files:
+            name = file.rsplit("/", 1)[1]
             try:
-                value = parse_counter(_read(folder / name))
+                value = parse_counter(_read(device / file))
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -225,7 +227,7 @@ class PortCounters:
             except ValueError as error:
                 unreadable[name] = str(error)
                 continue
-            self._chosen[source] = name
+            self._chosen[source] = file
             more = gained(self._last.get(source, value), value, source.wraps)
             self._last[source] = value
             self._total[source.kind] = self._total.get(source.kind, 0) + more

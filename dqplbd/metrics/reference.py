@@ -24,10 +24,10 @@ For single peers ask `dqplb paths` and `dqplb path explain PEER`.
 
 Raw counters of the network hardware are not repeated here: node_exporter has them as `node_infiniband_*`, with bytes,
 packets, link errors and waiting (`node_infiniband_port_transmit_wait_total`, in ticks). But of what tells of loss and
-congestion it has the files of mlx5 alone, and each driver has other names. `dqplbd_device_rdma_events_total` sums them
-by kind, named alike over drivers, for the devices that dqplbd uses. What one event is differs with the driver (a
-packet, a NAK, a retry), so compare a device with itself and with others of its driver. The counters are read every 5
-seconds, beside scrapes; one that goes round at 32 bits, or is set to 0, does not disturb the sums.
+congestion it has what mlx5 counts, and of other drivers only files of the same name. `dqplbd_device_rdma_events_total`
+sums them by kind, named alike over drivers, for the devices that dqplbd uses. What one event is differs with the driver
+(a packet, a NAK, a retry), so compare a device with itself and with others of its driver. The counters are read every
+5 seconds, beside scrapes; one that goes round at 32 bits, or is set to 0, does not disturb the sums.
 
 `configs/prometheus-rules.yaml` has alerts on these metrics, `configs/grafana-dashboard.json` a dashboard.
 
@@ -46,8 +46,9 @@ Kinds of `dqplbd_device_rdma_events_total`, which `dqplb devices --json` shows a
 """
 
 _FILES = """
-They are the sums of these files of `/sys/class/infiniband/<device>/ports/<port>/hw_counters`; the driver is found by
-the device's link to it, never from its name. Every driver adds `counters/port_xmit_discards` to `discard` where there
+They are the sums of these files of `/sys/class/infiniband/<device>/ports/<port>/hw_counters`, or of
+`/sys/class/infiniband/<device>/hw_counters` where the device has one port; the driver is found by the device's link to
+it, never from its name. Every driver adds `counters/port_xmit_discards` to `discard` where there
 is one. `xmit_wait_ticks` is in `rdma_events` only. Of files with *or* between, one is taken. A file that is there and
 cannot be read counts in `dqplbd_device_rdma_counters_unreadable` and disturbs no other; `dqplb devices --json` names it
 and the reason.

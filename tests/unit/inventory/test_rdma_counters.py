@@ -34,6 +34,9 @@ TREES = {
     "bnxt_en": "active_qps rx_pkts recoverable_errors rx_roce_errors rx_roce_discards to_retransmits "
     "seq_err_naks_rcvd max_retry_exceeded rnr_naks_rcvd missing_resp oos_drop_count rx_out_of_buffer tx_cnp_pkts "
     "rx_cnp_pkts rx_ecn_marked_pkts",
+    "mana": "requester_timeout requester_oos_nak requester_rnr_nak responder_rnr_nak responder_oos "
+    "responder_dup_request requester_implicit_nak requester_rnr_nak_retries_exceeded requester_retries_exceeded "
+    "received_cnps rate_inc_events current_rate tx_bytes",
     "efa": "tx_bytes rx_drops retrans_bytes retrans_pkts retrans_timeout_events unresponsive_remote_events",
     "hns3": "rx_rc_pkt rx_cnp_pkt tx_cnp_pkt rx_err_pkt",
     "erdma": "tx_reqs_cnt tx_disable_drop_cnt tx_bps_limit_drop_cnt tx_pps_limit_drop_cnt rx_disable_drop_cnt "
@@ -66,6 +69,14 @@ KINDS = {
     },
     "i40e": {Kind.RETRANSMIT, Kind.DISCARD},
     "bnxt_en": set(Kind) - {Kind.CNP_IGNORED, Kind.XMIT_WAIT_TICKS},
+    "mana": {
+        Kind.RETRANSMIT,
+        Kind.OUT_OF_SEQUENCE,
+        Kind.RECEIVER_NOT_READY,
+        Kind.ACK_TIMEOUT,
+        Kind.RETRY_EXCEEDED,
+        Kind.CNP_HANDLED,
+    },
     "efa": {Kind.RETRANSMIT, Kind.ACK_TIMEOUT, Kind.RETRY_EXCEEDED, Kind.DISCARD},
     "hns3": {Kind.CNP_SENT, Kind.CNP_HANDLED},
     "erdma": {Kind.DISCARD},
@@ -296,6 +307,35 @@ def test_counters_of_the_device_serve_one_port_only(sysfs: Sysfs) -> None:
     two.read(0)
     assert Kind.OUT_OF_SEQUENCE in one.events.total
     assert Kind.OUT_OF_SEQUENCE not in two.events.total
+
+
+def test_counters_of_the_device_complete_those_of_its_port(sysfs: Sysfs) -> None:
+    place = sysfs.add("mana_0", "mana")
+    (place / "hw_counters").mkdir()
+    for name in ("sent_cnps", "received_ecns", "responder_oos"):
+        (place / "hw_counters" / name).write_text("5\n")
+    reader = sysfs.reader("mana_0")
+
+    def happen() -> None:
+        (place / "hw_counters/received_ecns").write_text("8\n")
+        (place / "hw_counters/responder_oos").write_text("99\n")  # that of the port counts
+        (sysfs.hw("mana_0") / "responder_oos").write_text("101\n")
+
+    assert after(reader, happen) == {Kind.ECN_MARKED: 3, Kind.OUT_OF_SEQUENCE: 1}
+
+
+def test_newer_names_of_a_driver_count_once(sysfs: Sysfs) -> None:
+    sysfs.add("bnxt_re0", "bnxt_en")
+    hw = sysfs.hw("bnxt_re0")
+    for old, new in (("to_retransmits", "local_ack_timeout_err"), ("tx_cnp_pkts", "np_cnp_pkts")):
+        (hw / old).rename(hw / new)
+    reader = sysfs.reader("bnxt_re0")
+    reader.read(0)
+    assert set(reader.events.total) == KINDS["bnxt_en"]
+    (hw / "local_ack_timeout_err").write_text("103\n")
+    (hw / "to_retransmits").write_text("103\n")
+    reader.read(100)
+    assert reader.events.total[Kind.ACK_TIMEOUT] == 3
 
 
 def test_ports_are_kept_apart(sysfs: Sysfs) -> None:
