@@ -252,7 +252,6 @@ class Overview:
             return {}, None
         return {kind.value: count for kind, count in found.total.items()}, model.RdmaCounters(
             driver=found.driver or None,
-            firmware=found.firmware or None,
             age_seconds=max(time.monotonic() - found.read_s, 0.0) if found.read_s is not None else None,
             recent={kind.value: count for kind, count in found.recent.items()},
             recent_seconds=found.recent_s,

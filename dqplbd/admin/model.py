@@ -241,8 +241,9 @@ class ProberStats(Model):
 class RdmaCounters(Model):
     """What is known of the counters of an RDMA device; the numbers themselves are in ``rdma_events``."""
 
-    driver: str | None = Field(None, description="mlx5, bnxt_re, rxe, ...; null: unknown.")
-    firmware: str | None = None
+    driver: str | None = Field(
+        None, description="Whose names its counters have: mlx5, bnxt_re, rxe, ...; null: unknown."
+    )
     age_seconds: float | None = Field(None, description="Since they were last read; null: they never were.")
     recent: dict[str, int] = Field({}, description="Events of the last `recent_seconds`, by kind.")
     recent_seconds: float = 0.0

@@ -342,11 +342,39 @@ def _gid_table(devices: Sequence[Device]) -> Table:
     return Table(columns, rows, title="GIDs", styles=styles)
 
 
+def _event_table(devices: Sequence[Device]) -> Table:
+    columns = [
+        Column("device", style="bold"),
+        Column("driver"),
+        Column("events since the start", fold=True),
+        Column("lately", fold=True),
+        Column("read", "right"),
+        Column("unreadable", fold=True),
+    ]
+    rows = []
+    for device in devices:
+        rdma = device.rdma_counters
+        if rdma is not None:
+            rows.append(
+                (
+                    device.name,
+                    dash(rdma.driver),
+                    events_text(device.rdma_events),
+                    events_text(rdma.recent),
+                    dash(None) if rdma.age_seconds is None else f"{duration(rdma.age_seconds)} ago",
+                    ", ".join(rdma.unreadable) or dash(None),
+                )
+            )
+    return Table(columns, rows, title="Events")
+
+
 def wide_device_tables(devices: Sequence[Device], left_out: Sequence[LeftOutPort]) -> list[Table]:
-    """The devices, their ports, what they can do, their GIDs with scores, and RDMA ports that none of them uses."""
+    """The devices, their ports, limits, GIDs with scores and events, and RDMA ports that none of them uses."""
     tables = [device_table(devices), _port_table(devices), _limit_table(devices)]
     if any(device.gids for device in devices):
         tables.append(_gid_table(devices))
+    if any(device.rdma_counters is not None for device in devices):
+        tables.append(_event_table(devices))
     if left_out:
         columns = [Column("rdma port", style="bold"), Column("why it is not used", fold=True)]
         tables.append(Table(columns, [(one.port, one.why) for one in left_out], title="Not used"))

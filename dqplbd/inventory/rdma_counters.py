@@ -96,7 +96,7 @@ def _driver(device: Path) -> str:
 class PortEvents:
     """What is known of a port's events.
 
-    :ivar rdma_device: its name now; :ivar driver: empty when not known; :ivar firmware: empty when not told.
+    :ivar rdma_device: its name now; :ivar driver: as in :data:`DRIVERS`, empty when not known.
     :ivar total: events since the port was first looked at, by kind; kinds that the device does not count are left out.
     :ivar recent: those of the last ``recent_s`` seconds, at most :data:`RECENT_S`.
     :ivar read_s: when they were last read, ``time.monotonic()``; None when they never were.
@@ -106,7 +106,6 @@ class PortEvents:
 
     rdma_device: str
     driver: str = ""
-    firmware: str = ""
     total: Mapping[Kind, int] = field(default_factory=dict)
     recent: Mapping[Kind, int] = field(default_factory=dict)
     recent_s: float = 0.0
@@ -128,7 +127,6 @@ class PortCounters:
         self._port = port
         self._guid = ""
         self._driver = ""
-        self._firmware = ""
         self._life = 0
         self._lifespan_s = 0.0
         self._next_s = 0.0
@@ -199,7 +197,6 @@ class PortCounters:
         :raises OSError: it goes away meanwhile.
         """
         self._driver = _driver(device)
-        self._firmware = _text(device / "fw_ver")
         folders = [f"{port}/hw_counters"]
         if len(os.listdir(device / "ports")) == 1:
             folders.append("hw_counters")  # of the whole device: as good where it has one port
@@ -243,7 +240,6 @@ class PortCounters:
         self.events = PortEvents(
             self._name,
             self._driver,
-            self._firmware,
             self._total.copy(),
             {kind: count - then.get(kind, 0) for kind, count in self._total.items()},
             now_s - since_s,

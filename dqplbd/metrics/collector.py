@@ -215,7 +215,8 @@ class MetricsCollector(Collector):
             label = (device.name,)
             source = device.prober.time_source if device.prober is not None else ""
             rdma = device.rdma_counters
-            driver, firmware = (rdma.driver or "", rdma.firmware or "") if rdma is not None else ("", "")
+            driver = rdma.driver or "" if rdma is not None else ""
+            firmware = device.rdma.firmware or "" if device.rdma is not None else ""
             one("dqplbd_device_info", (device.name, device.provider, str(device.rail), source, driver, firmware), 1)
             one("dqplbd_device_up", label, device.up)
             one("dqplbd_device_downs_total", label, device.downs)

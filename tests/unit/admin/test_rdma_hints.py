@@ -8,7 +8,7 @@ import pytest
 from dqplbd.admin.convert import explanation_view
 from dqplbd.admin.model import Device, PathClass, RdmaCounters
 from dqplbd.admin.rdma_hints import EVENTS_LIMIT, diagnose, events_text, lost
-from dqplbd.cli.tables import status_pairs, trouble_lines
+from dqplbd.cli.tables import status_pairs, trouble_lines, wide_device_tables
 from dqplbd.inventory.rdma_drivers import Kind
 from dqplbd.profiles.bdp import PathInputs, explain_profile
 
@@ -98,6 +98,17 @@ def test_top_has_a_line_for_each_device_in_trouble() -> None:
         "b: none in the last 5 minutes; so far 2 down",
         "tcp0; so far 1 down",
     ]
+
+
+def test_the_wide_list_of_devices_has_their_events() -> None:
+    lossy = device({"retransmit": 4, "cnp_sent": 0})
+    assert lossy.rdma_counters is not None
+    counters = lossy.rdma_counters.model_copy(update={"unreadable": {"port_xmit_wait": "no count"}})
+    table = wide_device_tables([lossy.model_copy(update={"rdma_counters": counters})], [])[-1]
+    assert table.title == "Events"
+    assert table.rows == [("mlx5_0", "mlx5", "4 retransmit", "4 retransmit", "1.0s ago", "port_xmit_wait")]
+    without = wide_device_tables([Device(name="tcp0", provider="tcp", rail=0, up=True)], [])
+    assert "Events" not in {table.title for table in without}
 
 
 def test_explain_tells_what_the_device_of_the_path_counted(view: "SampleView") -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dqplbd.admin.model import Live, PathClass, ProberStats, RdmaCounters
+from dqplbd.admin.model import Live, PathClass, ProberStats, RdmaCounters, RdmaView
 from dqplbd.inventory.rdma_drivers import Kind
 from dqplbd.metrics.catalogue import CATALOGUE, RTT_BUCKETS_NS
 from dqplbd.metrics.collector import MetricsCollector
@@ -241,7 +241,8 @@ def test_events_of_rdma_devices(view: "SampleView") -> None:
             changes={"down": 2, "address": 1},
             prober=ProberStats(time_source="software", correction_ns=4500),
             rdma_events={"retransmit": 5, "ecn_marked": 0, "xmit_wait_ticks": 9},
-            rdma_counters=RdmaCounters(driver="mlx5", firmware="28.39", age_seconds=3.5, unreadable={"x": "no count"}),
+            rdma=RdmaView(rdma_device="mlx5_0", port=1, driver="mlx5_core", firmware="28.39"),
+            rdma_counters=RdmaCounters(driver="mlx5", age_seconds=3.5, unreadable={"x": "no count"}),
         ),
     ]
     series = updated(MetricsCollector(view))
