@@ -140,7 +140,7 @@ static void test_connect(void **state)
 			if (s->p->qp_connect(qps[end], &ends[!end], end == dialing, &err))
 				fail_msg("%s", err.text);
 			assert_int_equal(s->p->qp_connect(qps[end], &ends[!end], end == dialing, &err), -EISCONN);
-			pump_rounds(&t, 20);
+			pump_rounds(&t, 5);
 			if (step == 0)
 				assert_int_equal(side_of(&t, !first)->logged, 0);
 		}

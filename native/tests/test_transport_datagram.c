@@ -208,11 +208,15 @@ static void test_datagram_hostile(void **state)
 		assert_true(rc <= 0);
 		sent += rc == 0;
 	}
-	assert_int_equal(p->dgram_send(da, &at_b, 0, NULL, 4, "still", 5), 0);
-	sent++;
-	bool got = false;
+	bool got = false, last = false;
 	const uint64_t guard = clock_ns() + PATIENCE_NS;
 	while (ended < sent || !got) {
+		if (!last) {
+			const int rc = p->dgram_send(da, &at_b, 0, NULL, 4, "still", 5);
+			assert_true(rc == 0 || rc == -EAGAIN);
+			last = rc == 0;
+			sent += last;
+		}
 		const int n = p->dgram_poll(da, ev, 8), m = p->dgram_poll(db, ev + n, (unsigned)(8 - n));
 		for (int i = 0; i < n; i++) {
 			assert_true(ev[i].kind == DQ_DGRAM_SENT || (ev[i].kind == DQ_DGRAM_SEND_ERROR && ev[i].error < 0));
@@ -248,8 +252,14 @@ static void test_datagram_sleep(void **state)
 	for (int round = 0; round < 20; round++) {
 		const uint64_t guard = clock_ns() + PATIENCE_NS;
 		unsigned sent = 0, received = 0;
-		for (int i = 0; i < 10; i++)
-			assert_int_equal(p->dgram_send(da, &to, 0, NULL, 1, "x", 1), 0);
+		for (int i = 0; i < 10;) { /* what cannot be taken now is taken after a while of polling */
+			const int rc = p->dgram_send(da, &to, 0, NULL, 1, "x", 1);
+			assert_true(rc == 0 || rc == -EAGAIN);
+			i += rc == 0;
+			if (rc)
+				sent += (unsigned)p->dgram_poll(da, ev, 8);
+			assert_true(clock_ns() < guard);
+		}
 		while (sent < 10) {
 			sent += (unsigned)p->dgram_poll(da, ev, 8);
 			assert_true(clock_ns() < guard);
@@ -267,7 +277,9 @@ static void test_datagram_sleep(void **state)
 			assert_true(clock_ns() < guard);
 		}
 	}
-	assert_true(p->dgram_next_deadline(da) == DQ_NEVER);
+	/* A timer may run, to measure its own clock say, but not out at once and again and again. */
+	const uint64_t due = p->dgram_next_deadline(da);
+	assert_true(due == DQ_NEVER || due > clock_ns());
 	p->dgram_close(da);
 	p->dgram_close(db);
 	pair_close(&t);

@@ -96,7 +96,8 @@ static void test_hostile_endpoints(void **state)
 		connect_hostile(&t, &e, i % 3 == 0);
 	}
 	/* Valid but for a few bits: the end that waits only compares, so most are accepted and lead nowhere. */
-	for (int i = 0; i < 200; i++) {
+	const int mutants = transport_is("tcp") ? 200 : 40; /* each address that is of nobody costs the kernel a second to look for */
+	for (int i = 0; i < mutants; i++) {
 		e = valid;
 		for (unsigned k = 1 + prng_below(&seed, 3); k; k--)
 			e.data[prng_below(&seed, valid.len)] ^= (uint8_t)(1u << prng_below(&seed, 8));
@@ -158,7 +159,9 @@ static void test_send_without_receive(void **state)
 	const struct dq_send sd = {.wr_id = 3, .len = 0};
 
 	(void)state;
-	pair_open(&t);
+	/* Where a receiver may be late, it is the deadline that ends the waiting. */
+	side_open(&t.a, transport_provider(), "a", transport_address(0), 0, 1000000000);
+	side_open(&t.b, transport_provider(), "b", transport_address(1), 0, 1000000000);
 	for (int round = 0; round < 2; round++) {
 		qp_pair(&t, DQ_QP_CONTROL, 4, NULL, NULL, &qa, &qb);
 		forget_log(&t);
@@ -175,7 +178,7 @@ static void test_send_without_receive(void **state)
 		PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, NULL) == 1);
 		const uint8_t status = find(&t.a, DQ_WC_FAILED, 0)->status;
 		if (round == 0)
-			assert_true(status == DQ_WC_PROTOCOL || status == DQ_WC_NOT_READY);
+			assert_true(status == DQ_WC_PROTOCOL || status == DQ_WC_NOT_READY || status == DQ_WC_TIMEOUT);
 		else
 			assert_int_equal(status, DQ_WC_PROTOCOL);
 		assert_int_not_equal(find(&t.a, DQ_WC_SEND, 0)->status, DQ_WC_SUCCESS);
@@ -427,6 +430,24 @@ static void test_fence_states(void **state)
 	pair_close(&t);
 }
 
+/* Whether a QP whose peer was destroyed has learned it, or had nothing left to learn it by. */
+static bool ended_or_done(const struct side *s, const void *mark, unsigned writes)
+{
+	unsigned done = 0;
+
+	for (uint32_t i = 0; i < s->logged; i++) {
+		const struct dq_wc *wc = &s->log[i];
+		if (wc->ctx != mark)
+			continue;
+		if (wc->op == DQ_WC_FAILED) {
+			assert_true(wc->status == DQ_WC_REMOTE_GONE || wc->status == DQ_WC_TIMEOUT);
+			return true;
+		}
+		done += wc->op == DQ_WC_WRITE && wc->status == DQ_WC_SUCCESS;
+	}
+	return done == writes;
+}
+
 /*
  * Destroyed with work under way, at one end, the other, or both, and replaced at once, also by a QP of the same number: nothing
  * of the old ones is told or written any more, and the new ones are not disturbed.
@@ -435,54 +456,49 @@ static void test_destroy_under_work(void **state)
 {
 	enum { N = 8, OLD = 3, ROUNDS = 24 };
 	struct pair t;
-	int marks[2][ROUNDS + 1];
+	int marks[OLD], fresh;
 
 	(void)state;
 	pair_open(&t);
 	for (int round = 0; round < ROUNDS; round++) {
+		const bool at_a = round % 3 != 1, at_b = round % 3 != 0;
 		struct dq_qp *old[2][OLD], *qa, *qb;
-		void *mark = &marks[0][round], *next = &marks[1][round];
 		struct dq_write wr[N];
 		forget_log(&t);
+		for (unsigned i = 0; i < N; i++)
+			wr[i] = write_of(&t.a, &t.b, i, i * 32768, 32768);
 		for (int q = 0; q < OLD; q++) {
-			qp_pair_marked(&t, DQ_QP_DATA, N, mark, &old[0][q], &old[1][q]);
-			for (unsigned i = 0; i < N; i++)
-				wr[i] = write_of(&t.a, &t.b, i, i * 32768, 32768);
+			qp_pair_marked(&t, DQ_QP_DATA, N, &marks[q], &old[0][q], &old[1][q]);
 			assert_int_equal(t.a.p->post_write(old[0][q], wr, N), N);
 		}
 		for (int i = 0; i < round / 3; i++)
 			pair_poll(&t);
-		forget_log(&t);
+		const uint32_t told[2] = {t.a.logged, t.b.logged};
 		for (int q = 0; q < OLD; q++) {
-			if (round % 3 != 1)
+			if (at_a)
 				t.a.p->qp_destroy(old[0][q]);
-			if (round % 3 != 0)
+			if (at_b)
 				t.b.p->qp_destroy(old[1][q]);
 		}
-		if (round % 3 == 1) { /* whose peer is destroyed loses what was not done */
-			PUMP_UNTIL(&t, count(&t.a, DQ_WC_FAILED, mark) == OLD || count(&t.a, DQ_WC_WRITE, mark) == OLD * N);
-			for (uint32_t i = 0; i < t.a.logged; i++)
-				assert_true(t.a.log[i].op != DQ_WC_FAILED || t.a.log[i].status == DQ_WC_REMOTE_GONE || t.a.log[i].status == DQ_WC_TIMEOUT);
-			assert_int_equal(t.b.logged, 0);
-		}
+		if (!at_a)
+			for (int q = 0; q < OLD; q++)
+				PUMP_UNTIL(&t, ended_or_done(&t.a, &marks[q], N));
 		memset(t.b.bytes, 0, MEMORY_BYTES);
-		forget_log(&t);
-		for (int q = 0; q < 2; q++) {
-			qp_pair_marked(&t, DQ_QP_DATA, N, next, &qa, &qb);
-			for (int end = 0; end < 2; end++) { /* of a QP that is gone nothing comes */
-				const struct side *s = side_of(&t, end);
-				for (uint32_t i = 0; i < s->logged; i++)
-					assert_true(s->log[i].ctx != mark || (end ? round % 3 == 0 : round % 3 == 1));
-			}
-			exchange(&t, qa, qb, 20000, 0);
-			qp_pair_destroy(&t, qa, qb);
+		qp_pair_marked(&t, DQ_QP_DATA, N, &fresh, &qa, &qb);
+		for (int end = 0; end < 2; end++) { /* of a QP that is gone nothing comes */
+			const struct side *s = side_of(&t, end);
+			for (uint32_t i = told[end]; i < s->logged; i++)
+				assert_true(s->log[i].ctx == &fresh || !(end ? at_b : at_a));
 		}
+		/* What still comes for the peers of those is no business of the new ones. */
 		for (int q = 0; q < OLD; q++) {
-			if (round % 3 == 1)
+			if (!at_a)
 				t.a.p->qp_destroy(old[0][q]);
-			if (round % 3 == 0)
+			if (!at_b)
 				t.b.p->qp_destroy(old[1][q]);
 		}
+		exchange(&t, qa, qb, 20000, 0);
+		qp_pair_destroy(&t, qa, qb);
 	}
 	pair_close(&t);
 }

@@ -6,11 +6,17 @@
  *   DQ_TEST_ADDRESS_A   device of the first end: an address for tcp (default 127.0.0.1), the name of an RDMA device for verbs
  *   DQ_TEST_ADDRESS_B   of the second end
  *   DQ_TEST_REQUIRE     1: a device that is not there is a failure, not a reason to skip
+ *   DQ_TEST_ONLY        run the tests whose names match this, such as "test_fence*"
  *   DQ_TEST_SEED        seed of tests that draw at random; otherwise another one each time, and printed
  */
 #ifndef DQ_TESTS_TRANSPORT_ENV_H
 #define DQ_TESTS_TRANSPORT_ENV_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,6 +76,8 @@ static inline int transport_env_check(void)
 		fprintf(stderr, "%s: this build has no provider \"%s\"\n", missing == TRANSPORT_SKIPPED ? "skipped" : "failed", name);
 		return missing;
 	}
+	if (getenv("DQ_TEST_ONLY"))
+		cmocka_set_test_filter(getenv("DQ_TEST_ONLY"));
 	for (int end = 0; end < 2; end++) {
 		struct dq_device_config cfg = {.name = "check"};
 		struct dq_device *dev;

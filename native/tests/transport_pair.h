@@ -156,7 +156,8 @@ static inline struct dq_qp *qp_make(struct side *s, enum dq_qp_kind kind, uint32
 	struct dq_error err = {0};
 	struct dq_qp *qp = NULL;
 	const struct dq_qp_attr attr = {.ctx = ctx, .kind = kind, .send_depth = depth, .recv_depth = depth, .link = link,
-					 .retries = 7};
+					 /* A peer that is gone is noticed soon, one that is late is not taken for gone. */
+					 .retries = 7, .ack_timeout_ns = 16000000};
 	if (s->p->qp_create(s->dev, &attr, &qp, &err))
 		fail_msg("%s", err.text);
 	return qp;
