@@ -13,6 +13,7 @@ taken out; the others go on.
 """
 
 import asyncio
+import ipaddress
 import logging
 import time
 from dataclasses import replace
@@ -21,8 +22,16 @@ from typing import Final, Protocol
 from dqplbd.config.models import Config, VerbsDeviceConfig
 from dqplbd.engine.engine import DeviceChange, Engine, EngineError, Event
 from dqplbd.inventory.discover import LeftOut, discover
+from dqplbd.inventory.gids import Gid, score_gid
 from dqplbd.inventory.netdev import NetdevError, NetdevMonitor, Netdevs, read_netdevs
-from dqplbd.inventory.open import LocalDevice, open_device, prepare_devices, reachable_address, see_again
+from dqplbd.inventory.open import (
+    LocalDevice,
+    gid_policy,
+    open_device,
+    prepare_devices,
+    reachable_address,
+    see_again,
+)
 from dqplbd.inventory.verbs import RdmaInventory, read_rdma
 from dqplbd.logs import fields
 from dqplbd.paths import Path
@@ -34,6 +43,8 @@ __all__ = ["DeviceHooks", "Devices", "NoDevicesError"]
 log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 10.0  # between attempts to open a device that is not open
+_SETTLE_S: Final = 0.2  # changes come in bursts
+_PATIENCE_S: Final = 2.0  # an address that is gone often comes back, or another one with it
 _KINDS: Final = {
     DeviceChange.UP: "up",
     DeviceChange.DOWN: "down",
@@ -85,7 +96,8 @@ class Devices:
         self._config = config
         self._hooks = hooks
         self._engine: Engine | None = None
-        self._monitor = NetdevMonitor(self.look_again)
+        self._monitor = NetdevMonitor(self.look_again, settle_s=0)
+        self._missed_s: dict[int, float] = {}  # since when the GID of a device is gone
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -188,6 +200,8 @@ class Devices:
                     provider=device.info.provider,
                     rate_bps=device.rate_bps,
                     mtu_bytes=device.info.mtu or 1500,
+                    address=(device.spec.gid or device.spec.address).partition("%")[0],
+                    traffic_class=device.spec.traffic_class if device.rdma is not None else None,
                     probe_endpoint=prober.endpoint.hex() if prober is not None else None,
                     probe_token=epoch_text(prober.token) if prober is not None else None,
                 )
@@ -249,6 +263,8 @@ class Devices:
                     await self._wanted.wait()
             except TimeoutError:
                 pass  # one more attempt
+            else:
+                await asyncio.sleep(_SETTLE_S)
             self._wanted.clear()
             try:
                 inventory = await asyncio.get_running_loop().run_in_executor(None, _read_inventory)
@@ -300,6 +316,24 @@ class Devices:
             self._start_prober(device)
             self._hooks.device_opened(device)
 
+    def _may_come_back(self, device: LocalDevice, other: Gid) -> bool:
+        """Whether to wait a moment for the GID in use: it is gone, and the other one is of a lesser kind.
+
+        A device must not flee to a link-local address, which few peers can reach, while DHCP renews its own.
+        """
+        assert device.number is not None, "only an open device has a GID in use"
+        policy = gid_policy(self._config.rdma)
+        current = ipaddress.IPv6Address(device.spec.gid)
+        before = Gid(0, current, other.kind, other.netdev, other.netdev_up)
+        if score_gid(other, policy).score >= score_gid(before, policy).score:
+            return False
+        now_s = time.monotonic()
+        since_s = self._missed_s.setdefault(device.number, now_s)
+        if now_s - since_s >= _PATIENCE_S:
+            return False
+        asyncio.get_running_loop().call_later(_PATIENCE_S - (now_s - since_s), self.look_again)
+        return True
+
     def _choose_gid(self, device: LocalDevice) -> None:
         """Give an open device another GID where the one in use is gone or no good any more."""
         choice = device.gids
@@ -316,6 +350,9 @@ class Devices:
             )
             return
         if str(chosen) == device.spec.gid:
+            self._missed_s.pop(device.number, None)
+            return
+        if self._may_come_back(device, chosen):
             return
         try:
             self._engine.device_readdress(device.number, str(chosen))
@@ -330,6 +367,7 @@ class Devices:
             extra=fields(device=device.name, because=choice.why),
         )
         device.spec = replace(device.spec, gid=str(chosen))
+        self._missed_s.pop(device.number, None)
         device.info = self._engine.device(device.number)
         self._stop_prober(device.number)
         self._start_prober(device)

@@ -306,6 +306,8 @@ class Overview:
                         provider=one.provider,
                         rate_bps=one.rate_bps,
                         mtu_bytes=one.mtu_bytes,
+                        address=one.address,
+                        traffic_class=one.traffic_class,
                     )
                     for one in own.devices
                 ],
@@ -341,7 +343,13 @@ class Overview:
             location=_place(peer.location),
             devices=[
                 model.PeerDevice(
-                    name=one.name, rail=one.rail, provider=one.provider, rate_bps=one.rate_bps, mtu_bytes=one.mtu_bytes
+                    name=one.name,
+                    rail=one.rail,
+                    provider=one.provider,
+                    rate_bps=one.rate_bps,
+                    mtu_bytes=one.mtu_bytes,
+                    address=one.address,
+                    traffic_class=one.traffic_class,
                 )
                 for one in (hello.devices if hello is not None else ())
             ],

@@ -159,7 +159,9 @@ class ProcessStats(Model):
     cpu_seconds: float = Field(description="User and system time of all threads since the start.")
     open_fds: int
     nofile_limit: int = Field(description="RLIMIT_NOFILE, the soft one.")
-    memlock_limit_bytes: int | None = Field(description="RLIMIT_MEMLOCK, the soft one; null: no limit.")
+    memlock_limit_bytes: int | None = Field(
+        description="RLIMIT_MEMLOCK, the soft one; null: no limit, or CAP_IPC_LOCK, for which there is none."
+    )
     threads: int
     cpus: int = Field(description="CPUs that the process may run on.")
 
@@ -377,6 +379,8 @@ class PeerDevice(Model):
     provider: str
     rate_bps: int | None = None
     mtu_bytes: int | None = None
+    address: str | None = Field(None, description="IP address or GID.")
+    traffic_class: int | None = None
 
 
 PeerSource = Literal["self", "static", "dns", "learned"]

@@ -2,12 +2,26 @@
 """The own process as the kernel sees it, for ``Status.process``."""
 
 import os
+import re
 import resource
 from pathlib import Path
+from typing import Final
 
 from dqplbd.admin.model import ProcessStats
 
 __all__ = ["read_process_stats"]
+
+_CAP_IPC_LOCK: Final = 14  # capabilities(7)
+
+
+def _memlock_limit() -> int | None:
+    """Bytes that this process may lock; None for no limit."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    if effective is not None and int(effective[1], 16) >> _CAP_IPC_LOCK & 1:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def read_process_stats() -> ProcessStats:
@@ -15,7 +29,6 @@ def read_process_stats() -> ProcessStats:
     # /proc/self/statm: pages; the second field is the resident set (proc_pid_statm(5)).
     rss_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return ProcessStats(
         pid=os.getpid(),
         rss_bytes=rss_pages * resource.getpagesize(),
@@ -23,7 +36,7 @@ def read_process_stats() -> ProcessStats:
         # The listing itself holds one.
         open_fds=len(os.listdir("/proc/self/fd")) - 1,
         nofile_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        memlock_limit_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
+        memlock_limit_bytes=_memlock_limit(),
         threads=len(os.listdir("/proc/self/task")),
         cpus=len(os.sched_getaffinity(0)),
     )

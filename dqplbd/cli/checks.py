@@ -6,102 +6,31 @@ nothing to complain about, so that a reader sees what was looked at.  Any other 
 """
 
 import ipaddress
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final
 
-from dqplbd.admin.model import Client, Device, DoctorFinding, Path, PathClass, Peer, Status
-from dqplbd.admin.rdma_hints import diagnose, events_text
+from dqplbd.admin.model import DoctorFinding, PathClass
+from dqplbd.cli.facts import (
+    DaemonCheck,
+    DaemonFacts,
+    Facts,
+    Findings,
+    HostCheck,
+    HostFacts,
+    Interface,
+    RdmaDevice,
+    some,
+)
+from dqplbd.cli.rdma_checks import RDMA_CHECKS, RDMA_HOST_CHECKS
 from dqplbd.config.types import is_loopback, split_host_port
 from dqplbd.units import format_bytes, format_ns, format_rate
 
 __all__ = ["CHECKS", "DaemonFacts", "Facts", "HostFacts", "Interface", "RdmaDevice", "run_checks"]
 
-Level = Literal["ok", "warn", "fail", "skip"]
-
-_SHOWN: Final = 4
+_SHOWN: Final = 4  # of a kind that are named one by one
 LOSS_LIMIT: Final = 0.01
 FD_LIMIT: Final = 0.8
 QUOTA_LIMIT: Final = 0.9
-MEMLOCK_WANTED: Final = 8 * 2**30
-COUNTERS_AGE_LIMIT: Final = 120  # seconds; they are read every few
-JUMBO_MTU: Final = 4200  # enough for the largest RDMA MTU, 4096, with its headers
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaDevice:
-    """An RDMA device of this host.
-
-    :ivar error: why its uverbs node cannot be opened; None when it can.
-    """
-
-    name: str
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """An address of a network interface.
-
-    :ivar arp_ignore: sysctl net.ipv4.conf.<name>.arp_ignore; None when it could not be read.
-    """
-
-    name: str
-    network: str
-    arp_ignore: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class HostFacts:
-    """What the command line sees of this host by itself.
-
-    :ivar rdma: RDMA devices in sysfs.
-    :ivar interfaces: IPv4 addresses of interfaces that are up, loopback left out.
-    :ivar client_socket_error: why this user cannot attach at the client socket; None when it can.
-    :ivar congestion_controls: what the kernel offers; empty when it could not be read.
-    :ivar version: of this command line.
-    """
-
-    rdma: Sequence[RdmaDevice] = ()
-    interfaces: Sequence[Interface] = ()
-    client_socket_error: str | None = None
-    congestion_controls: Sequence[str] = ()
-    version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonFacts:
-    """What the daemon tells."""
-
-    status: Status
-    devices: Sequence[Device]
-    peers: Sequence[Peer]
-    paths: Sequence[Path]
-    clients: Sequence[Client] = ()
-    config: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """All that the checks look at.
-
-    :ivar daemon: None when it cannot be reached.
-    :ivar unreachable: then, why.
-    """
-
-    host: HostFacts
-    daemon: DaemonFacts | None = None
-    unreachable: tuple[str, str] | None = None
-
-
-Findings = Iterator[tuple[Level, str, str]]
-DaemonCheck = Callable[[DaemonFacts, HostFacts], Findings]
-HostCheck = Callable[[HostFacts], Findings]
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+JUMBO_MTU: Final = 4200  # headers are then 2 % of the rate
 
 
 # --------------------------------------------------------------------------------------------------------- the daemon
@@ -112,7 +41,7 @@ def _state(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if status.state == "ready":
         yield "ok", f"ready since {status.uptime_seconds:.0f} s", ""
     elif status.state == "degraded":
-        yield "warn", f"degraded: {_list(status.reasons) or 'no reason given'}", "mend what the reasons name"
+        yield "warn", f"degraded: {some(status.reasons) or 'no reason given'}", "mend what the reasons name"
     else:
         yield "warn", f"{status.state}", "wait, and look again; `journalctl -u dqplbd` tells what it is doing"
 
@@ -146,7 +75,7 @@ def _reload(daemon: DaemonFacts, host: HostFacts) -> Findings:
             f"dqplb config check {config.file or 'FILE'}",
         )
     elif config.restart_needed:
-        yield "warn", f"changed but not in force: {_list(config.restart_needed)}", "systemctl restart dqplbd"
+        yield "warn", f"changed but not in force: {some(config.restart_needed)}", "systemctl restart dqplbd"
     else:
         yield "ok", f"the configuration in force is that of {config.file or 'the built-in defaults'}", ""
 
@@ -187,23 +116,6 @@ def _files(daemon: DaemonFacts, host: HostFacts) -> Findings:
         yield "ok", f"{process.open_fds} of {process.nofile_limit} file descriptors are open", ""
 
 
-def _memlock(daemon: DaemonFacts, host: HostFacts) -> Findings:
-    limit = daemon.status.process.memlock_limit_bytes
-    verbs = [device.name for device in daemon.devices if device.provider == "verbs"]
-    if not verbs:
-        shown = "unlimited" if limit is None else format_bytes(limit)
-        yield "skip", f"memlock limit is {shown}; only RDMA devices need it, and none is in use", ""
-    elif limit is not None and limit < MEMLOCK_WANTED:
-        yield (
-            "fail",
-            f"the daemon may lock only {format_bytes(limit)}; memory for {_list(verbs)} must be locked",
-            "LimitMEMLOCK=infinity in the unit (limits.conf does not apply to services); "
-            "in a container: --ulimit memlock=-1",
-        )
-    else:
-        yield "ok", "the daemon may lock the memory it needs", ""
-
-
 def _cpus(daemon: DaemonFacts, host: HostFacts) -> Findings:
     cpus = daemon.status.process.cpus
     if cpus < 2:
@@ -225,13 +137,14 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
         yield (
             "fail",
             f"{device.name} ({device.provider} {device.address or 'without address'}) is down: "
-            f"{device.error or 'no reason given'}",
-            f"bring its network interface up (`ip link set {device.netdev or 'DEV'} up`) or correct devices in the "
+            f"{device.error or device.last_event or 'no reason given'}",
+            device.fix
+            or f"bring its network interface up (`ip link set {device.netdev or 'DEV'} up`) or correct devices in the "
             "configuration",
         )
     flapped = [f"{device.name} ({device.downs} times)" for device in daemon.devices if device.downs and device.up]
     if flapped:
-        yield "warn", f"went down since the start: {_list(flapped)}", "check cable, transceiver and switch port"
+        yield "warn", f"went down since the start: {some(flapped)}", "check cable, transceiver and switch port"
     if not daemon.devices:
         yield "fail", "there is no device", "list at least one under devices"
     elif not bad and not flapped:
@@ -251,7 +164,7 @@ def _addresses(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if beyond and inside:
         yield (
             "warn",
-            f"other machines cannot reach {_list(inside)}, yet {_list(beyond)} is one",
+            f"other machines cannot reach {some(inside)}, yet {some(beyond)} is one",
             "set devices[].address and peers.listen to addresses of this host that its peers can reach",
         )
     else:
@@ -272,19 +185,22 @@ def _mtu(daemon: DaemonFacts, host: HostFacts) -> Findings:
         said = True
         yield (
             "warn",
-            f"MTU of the two ends differ: {_list(unequal)}",
+            f"MTU of the two ends differ: {some(unequal)}",
             "set the same MTU on both hosts and on all switches between them; until then the smaller one is used",
         )
     small = [
         f"{device.name} ({device.mtu_bytes})"
         for device in daemon.devices
-        if device.mtu_bytes is not None and device.mtu_bytes < JUMBO_MTU and not _loopback(device.address)
+        if device.rdma is None
+        and device.mtu_bytes is not None
+        and device.mtu_bytes < JUMBO_MTU
+        and not _loopback(device.address)
     ]
     if small:
         said = True
         yield (
             "warn",
-            f"small MTU: {_list(small)}; headers take about 6 % of the rate",
+            f"small MTU: {some(small)}; headers take about 6 % of the rate",
             f"an MTU of {JUMBO_MTU} or 9000 on hosts and switches",
         )
     if not said:
@@ -301,30 +217,6 @@ def _loopback(address: str | None) -> bool:
         return False
 
 
-def _rdma_events(daemon: DaemonFacts, host: HostFacts) -> Findings:
-    said = False
-    counting = [device for device in daemon.devices if device.rdma_counters is not None]
-    for device in counting:
-        rdma = device.rdma_counters
-        assert rdma is not None
-        for what, fix in diagnose(device):
-            said = True
-            yield "warn", f"{device.name}, in the last {rdma.recent_seconds / 60:.0f} minutes: {what}", fix
-        if rdma.age_seconds is None or rdma.age_seconds > COUNTERS_AGE_LIMIT:
-            said = True
-            when = "never" if rdma.age_seconds is None else f"{rdma.age_seconds:.0f} s ago"
-            yield (
-                "warn",
-                f"{device.name}: its counters were last read {when}" + (f": {rdma.gone}" if rdma.gone else ""),
-                "is the card there (`rdma link`), and does it answer (`dmesg`)?",
-            )
-    if not counting:
-        yield "skip", "no RDMA device is in use that counts loss and congestion", ""
-    elif not said:
-        found = [f"{device.name} {events_text(device.rdma_events)}" for device in counting]
-        yield "ok", f"no sign of loss lately; since the start: {_list(found)}", ""
-
-
 def _subnets(host: HostFacts) -> Findings:
     by_network: dict[str, list[Interface]] = {}
     for interface in host.interfaces:
@@ -337,34 +229,12 @@ def _subnets(host: HostFacts) -> Findings:
         said = True
         yield (
             "warn",
-            f"{_list(names)} are in one subnet {network}: packets can leave and be answered by the wrong one",
+            f"{some(names)} are in one subnet {network}: packets can leave and be answered by the wrong one",
             "a subnet of its own for each, or: sysctl -w net.ipv4.conf.all.arp_ignore=1 "
             "net.ipv4.conf.all.arp_announce=2, and a routing rule an address",
         )
     if not said:
         yield "ok", "no two network interfaces share a subnet unguarded", ""
-
-
-def _rdma(daemon: DaemonFacts, host: HostFacts) -> Findings:
-    if not host.rdma:
-        yield "skip", "this host has no RDMA device; data goes over TCP", ""
-        return
-    used = {device.name for device in daemon.devices if device.provider == "verbs"}
-    for device in host.rdma:
-        if device.error is not None:
-            yield (
-                "warn",
-                f"{device.name} is in sysfs, but cannot be opened: {device.error}",
-                "in a container: pass /dev/infiniband and allow its device cgroup; else add the user to group rdma",
-            )
-        elif device.name not in used:
-            yield (
-                "warn",
-                f"{device.name} is there, but the daemon does not use it",
-                "data goes over TCP meanwhile: list the device under devices when this version knows its provider",
-            )
-    if used and not any(device.error for device in host.rdma) and used >= {device.name for device in host.rdma}:
-        yield "ok", f"all {len(used)} RDMA devices are in use", ""
 
 
 def _reno(host: HostFacts) -> Findings:
@@ -411,7 +281,7 @@ def _rails(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if odd:
         yield (
             "warn",
-            f"this host has rails {sorted(mine)}; {_list(odd)}",
+            f"this host has rails {sorted(mine)}; {some(odd)}",
             "only rails that both have carry data: number them alike (devices[].rail) or mend the missing device",
         )
     else:
@@ -430,7 +300,7 @@ def _mismatch(daemon: DaemonFacts, host: HostFacts) -> Findings:
         ]
         yield (
             "warn",
-            f"labels and RTT disagree on {len(odd)} paths: {_list(named)}",
+            f"labels and RTT disagree on {len(odd)} paths: {some(named)}",
             "wrong labels, a detour of the route, a standing queue, or the wrong port: dqplb path explain PEER",
         )
     else:
@@ -442,7 +312,7 @@ def _unknown(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if unknown:
         yield (
             "warn",
-            f"{len(unknown)} paths have no class: {_list(unknown)}",
+            f"{len(unknown)} paths have no class: {some(unknown)}",
             "wait for the first measurements, or give hosts a location (host.location, classification.topology_file)",
         )
     else:
@@ -455,7 +325,7 @@ def _loss(daemon: DaemonFacts, host: HostFacts) -> Findings:
         named = [f"{path.peer} by {path.device} {(path.estimate.loss_ratio or 0) * 100:.2g}%" for path in lossy]
         yield (
             "warn",
-            f"probes are lost on {len(lossy)} paths: {_list(named)}",
+            f"probes are lost on {len(lossy)} paths: {some(named)}",
             "look at the port counters (link errors, discards) at both ends, and at the peer's load",
         )
     else:
@@ -471,7 +341,7 @@ def _silent(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if silent:
         yield (
             "fail",
-            f"no probe was ever answered by {_list(silent)}, though the host can be asked",
+            f"no probe was ever answered by {some(silent)}, though the host can be asked",
             "UDP between the devices is filtered: let it pass as TCP does; until then the class's RTT is assumed",
         )
     else:
@@ -509,7 +379,7 @@ def _time_stamps(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if coarse and by_rtt:
         yield (
             "warn",
-            f"probes of {_list(coarse)} are timed by the program, which adds 2 to 10 us, and RTT decides classes",
+            f"probes of {some(coarse)} are timed by the program, which adds 2 to 10 us, and RTT decides classes",
             "labels (host.location, classification.topology_file), or classification.thresholds raised by as much",
         )
     else:
@@ -539,7 +409,7 @@ def _latency_bound(daemon: DaemonFacts, host: HostFacts) -> Findings:
         ]
         yield (
             "warn",
-            f"{len(bound)} paths cannot be filled, their window is below the BDP: {_list(named)}",
+            f"{len(bound)} paths cannot be filled, their window is below the BDP: {some(named)}",
             "buffer: fewer senders at a time, or profiles.incast; pinned or maximum: raise it; see dqplb path explain",
         )
     else:
@@ -551,7 +421,7 @@ def _stalls(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if stalled:
         yield (
             "warn",
-            f"outstanding work stood still: {_list(stalled)}",
+            f"outstanding work stood still: {some(stalled)}",
             "the log has the state at the time; compare with the peer's log and the port counters",
         )
     else:
@@ -575,7 +445,7 @@ def _starved(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if waiting:
         yield (
             "warn",
-            f"receives wait for a slot: {_list(waiting)}",
+            f"receives wait for a slot: {some(waiting)}",
             "clients post more receives than they need at a time; they go on as earlier ones finish",
         )
     else:
@@ -619,14 +489,14 @@ def _quotas(daemon: DaemonFacts, host: HostFacts) -> Findings:
     if full:
         yield (
             "warn",
-            f"near their limits: {_list(full)}",
+            f"near their limits: {some(full)}",
             "raise clients.max_memory_bytes or clients.max_flows, or have the program free what it does not use",
         )
     else:
         yield "ok", "no client is near its limits", ""
 
 
-_HOST_CHECKS: Final[dict[str, HostCheck]] = {"subnets": _subnets, "congestion-control": _reno}
+_HOST_CHECKS: Final[dict[str, HostCheck]] = {**RDMA_HOST_CHECKS, "subnets": _subnets, "congestion-control": _reno}
 _DAEMON_CHECKS: Final[dict[str, DaemonCheck]] = {
     "state": _state,
     "heartbeat": _heartbeat,
@@ -634,12 +504,10 @@ _DAEMON_CHECKS: Final[dict[str, DaemonCheck]] = {
     "configuration": _reload,
     "exposure": _exposure,
     "file-descriptors": _files,
-    "memlock": _memlock,
     "cpus": _cpus,
     "devices": _devices,
     "addresses": _addresses,
-    "rdma-devices": _rdma,
-    "rdma-events": _rdma_events,
+    **RDMA_CHECKS,
     "mtu": _mtu,
     "peers": _peers,
     "rails": _rails,

@@ -3,15 +3,16 @@
 
 import os
 import socket
+from ipaddress import IPv6Address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from dqplbd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, JsonOption, connect, emit_json
 
 if TYPE_CHECKING:
-    from dqplbd.cli.checks import HostFacts, Interface, RdmaDevice
+    from dqplbd.cli.facts import DaemonFacts, HostFacts, Interface, RdmaDevice, RouteFact
 
 __all__ = ["register"]
 
@@ -24,7 +25,8 @@ def register(app: typer.Typer) -> None:
 def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
     """Check what usually goes wrong, and say what to do. Fails when a check fails; warnings do not count."""
     from dqplbd.admin.client import NotReachableError
-    from dqplbd.cli.checks import DaemonFacts, Facts, run_checks
+    from dqplbd.cli.checks import run_checks
+    from dqplbd.cli.facts import DaemonFacts, Facts
 
     client = connect(context)
     try:
@@ -37,9 +39,9 @@ def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
             client.clients(),
             client.config_view().config,
         )
-        facts = Facts(_host_facts(status.client_socket), daemon)
+        facts = Facts(_host_facts(status.client_socket, daemon), daemon)
     except NotReachableError as error:
-        facts = Facts(_host_facts(None), unreachable=(error.error, error.hint))
+        facts = Facts(_host_facts(), unreachable=(error.error, error.hint))
     findings = run_checks(facts)
     if as_json:
         emit_json("doctor", findings)
@@ -66,20 +68,24 @@ def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _host_facts(client_socket: str | None) -> "HostFacts":
+def _host_facts(client_socket: str | None = None, daemon: "DaemonFacts | None" = None) -> "HostFacts":
     from dqplbd import __version__
-    from dqplbd.cli.checks import HostFacts
+    from dqplbd.cli.facts import HostFacts
 
     try:
         offered = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").split()
     except OSError:
         offered = []
+    rdma = _rdma_devices()
     return HostFacts(
-        rdma=_rdma_devices(),
+        rdma=rdma,
         interfaces=_interfaces(),
         client_socket_error=_attach_error(client_socket) if client_socket is not None else None,
         congestion_controls=offered,
         version=__version__,
+        pyverbs=_pyverbs_problem() if rdma else None,
+        libibverbs=_libibverbs_error() if rdma else None,
+        routes=_routes(daemon) if daemon is not None else (),
     )
 
 
@@ -94,31 +100,69 @@ def _attach_error(path: str) -> str | None:
     return None
 
 
-def _rdma_devices(
-    root: Path = Path("/sys/class/infiniband"), dev: Path = Path("/dev/infiniband")
-) -> "list[RdmaDevice]":
+def _rdma_devices(root: Path = Path("/sys"), dev: Path = Path("/dev/infiniband")) -> "list[RdmaDevice]":
     """What is in sysfs, and whether it can be opened: in a container the two often differ."""
-    from dqplbd.cli.checks import RdmaDevice
+    from dqplbd.cli.facts import RdmaDevice
+    from dqplbd.inventory.verbs import node_error
 
-    found = []
     try:
-        names = sorted(os.listdir(root))
+        names = sorted(os.listdir(root / "class/infiniband"))
     except OSError:
         return []
-    for name in names:
-        error: str | None = None
+    return [RdmaDevice(name, node_error(name, root, dev) or None) for name in names]
+
+
+def _pyverbs_problem() -> tuple[str, str] | None:
+    """Why this interpreter, normally that of the daemon, cannot use pyverbs, and what to do."""
+    from dqplbd.inventory.verbs import PyverbsError, load_pyverbs
+
+    try:
+        load_pyverbs()
+    except PyverbsError as error:
+        return error.problem, error.fix
+    return None
+
+
+def _libibverbs_error() -> str | None:
+    """Why the library that the daemon loads at run time cannot be loaded."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+_MOST_ROUTES: Final = 64
+
+
+def _routes(daemon: "DaemonFacts") -> "list[RouteFact]":
+    """How the kernel would send from RDMA devices to those of peers, for the first of them."""
+    from dqplbd.cli.facts import RouteFact
+    from dqplbd.inventory.gids import gid_ip
+    from dqplbd.inventory.netdev import NetdevError, find_route
+
+    theirs = {(peer.host_id, one.name): one.address for peer in daemon.peers for one in peer.devices}
+    mine = {device.name: gid.gid for device in daemon.devices for gid in device.gids if gid.in_use and gid.kind != "ib"}
+    found = []
+    for path in daemon.paths:
+        to = theirs.get((path.peer, path.peer_device))
+        if path.device not in mine or to is None or path.peer == daemon.status.host_id:
+            continue
         try:
-            nodes = sorted(os.listdir(root / name / "device" / "infiniband_verbs"))
-        except OSError:
-            nodes = []
-        if not nodes:
-            error = "it has no uverbs node: is the module ib_uverbs loaded?"
-        else:
-            try:
-                os.close(os.open(dev / nodes[0], os.O_RDWR | os.O_CLOEXEC))
-            except OSError as cause:
-                error = f"{dev / nodes[0]}: {cause.strerror}"
-        found.append(RdmaDevice(name, error))
+            ours, other = gid_ip(IPv6Address(mine[path.device])), gid_ip(IPv6Address(to))
+        except ValueError:  # what a peer says of itself is not believed
+            continue
+        if ours.version != other.version or other.is_link_local:
+            continue
+        try:
+            route = find_route(str(other), str(ours))
+            found.append(RouteFact(path.device, path.peer, str(ours), str(other), route.netdev))
+        except NetdevError as error:
+            found.append(RouteFact(path.device, path.peer, str(ours), str(other), "", str(error)))
+        if len(found) == _MOST_ROUTES:
+            break
     return found
 
 
@@ -129,7 +173,7 @@ def _interfaces() -> "list[Interface]":
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 
-    from dqplbd.cli.checks import Interface
+    from dqplbd.cli.facts import Interface
 
     found = []
     try:

@@ -39,6 +39,7 @@ __all__ = [
     "RdmaLimits",
     "RdmaPort",
     "load_pyverbs",
+    "node_error",
     "read_rdma",
 ]
 
@@ -372,8 +373,8 @@ def _uverbs_node(root: Path, name: str) -> str:
     return ""
 
 
-def _node_error(root: Path, dev: Path, name: str) -> str:
-    """Why the node of a device cannot be opened; empty when it can."""
+def node_error(name: str, root: Path = _SYS, dev: Path = _DEV) -> str:
+    """Why the node of an RDMA device cannot be opened by this process; empty when it can."""
     node = _uverbs_node(root, name)
     if not node:
         return "it has no uverbs node: is the module ib_uverbs loaded?"
@@ -500,7 +501,7 @@ def read_rdma(netdevs: Netdevs, root: Path = _SYS, dev: Path = _DEV) -> RdmaInve
     devices = []
     for name in names:
         seen_device = _sysfs_device(root, name, netdevs, gids=False)
-        why = _node_error(root, dev, name)
+        why = node_error(name, root, dev)
         if not why and name not in transports:
             why = problem or "libibverbs does not list it: install the driver library of the card (ibverbs-providers)"
         if not why:

@@ -105,6 +105,8 @@ class HelloLocation(Card):
 class HelloDevice(Card):
     """A device of the sender.
 
+    :ivar address: its IP address or GID, for people and checks alone.
+    :ivar traffic_class: that it sends with; None where it has none.
     :ivar probe_endpoint: where its prober listens; None when it has none.
     :ivar probe_token: what that prober wants to see.
     """
@@ -114,6 +116,8 @@ class HelloDevice(Card):
     provider: Name
     rate_bps: int = Field(ge=1, lt=2**63)
     mtu_bytes: int = Field(ge=1, le=2**20)
+    address: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F:.]{2,64}$")] | None = None
+    traffic_class: int | None = Field(None, ge=0, le=255)
     probe_endpoint: Endpoint | None = None
     probe_token: Hex64 | None = None
 

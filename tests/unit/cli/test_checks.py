@@ -20,6 +20,7 @@ from dqplbd.admin.model import (
     RdmaCounters,
 )
 from dqplbd.cli.checks import CHECKS, DaemonFacts, Facts, HostFacts, Interface, RdmaDevice, run_checks
+from dqplbd.cli.rdma_checks import RDMA_CHECKS, RDMA_HOST_CHECKS
 
 if TYPE_CHECKING:
     from tests.unit.conftest import SampleView
@@ -49,6 +50,8 @@ def test_without_a_daemon_the_host_is_checked_all_the_same() -> None:
     findings = run_checks(Facts(HEALTHY, unreachable=("no daemon at /x", "start it")))
     assert [(one.check, one.level) for one in findings] == [
         ("reachable", "fail"),
+        ("pyverbs", "skip"),
+        ("libibverbs", "skip"),
         ("subnets", "ok"),
         ("congestion-control", "ok"),
     ]
@@ -299,7 +302,8 @@ def test_trouble_is_found_and_nothing_else(
 
 
 def test_every_check_has_a_trouble_here() -> None:
-    assert {trouble[0] for trouble in TROUBLE} == set(CHECKS) - {"reachable"}
+    elsewhere = {*RDMA_CHECKS, *RDMA_HOST_CHECKS}  # test_rdma_checks.py
+    assert {trouble[0] for trouble in TROUBLE} | elsewhere == set(CHECKS) - {"reachable"}
 
 
 def test_what_rdma_devices_counted_is_told_when_all_is_well(view: "SampleView") -> None:

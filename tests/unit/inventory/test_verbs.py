@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from dqplbd.inventory import verbs
 from dqplbd.inventory.gids import GidKind
 from dqplbd.inventory.netdev import Netdev, Netdevs
-from dqplbd.inventory.verbs import PyverbsError, RdmaInventory, load_pyverbs, natural_key, parse_rate, read_rdma
+from dqplbd.inventory.verbs import (
+    PyverbsError,
+    RdmaInventory,
+    load_pyverbs,
+    natural_key,
+    node_error,
+    parse_rate,
+    read_rdma,
+)
 
 ETH = Netdev("eth0", 2, 9000, True, None)
 NETDEVS = Netdevs({2: ETH}, {"10.1.2.3": ETH})
@@ -140,13 +148,13 @@ def test_this_host_can_be_asked() -> None:
 
 
 def test_why_a_node_cannot_be_opened(tmp_path: Path) -> None:
-    assert "ib_uverbs" in verbs._node_error(tmp_path, tmp_path, "mlx5_0")
+    assert "ib_uverbs" in node_error("mlx5_0", tmp_path, tmp_path)
     write(tmp_path / "class/infiniband_verbs/uverbs3/ibdev", "mlx5_0")
-    error = verbs._node_error(tmp_path, tmp_path / "dev", "mlx5_0")
+    error = node_error("mlx5_0", tmp_path, tmp_path / "dev")
     assert str(tmp_path / "dev/uverbs3") in error
     assert "pass /dev/infiniband" in error
     write(tmp_path / "dev/uverbs3", "")
-    assert verbs._node_error(tmp_path, tmp_path / "dev", "mlx5_0") == ""
+    assert node_error("mlx5_0", tmp_path, tmp_path / "dev") == ""
 
 
 # -- pyverbs
