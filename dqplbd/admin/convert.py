@@ -4,7 +4,7 @@
 from typing import Final
 
 from dqplbd.admin.model import Device, Explanation, ExplanationStep, Path, Profile
-from dqplbd.admin.rdma_hints import diagnose, events_text
+from dqplbd.admin.rdma_hints import diagnose, events_text, span_text
 from dqplbd.profiles import bdp
 from dqplbd.profiles.retry import Retry
 from dqplbd.units import format_ns, format_rate
@@ -139,7 +139,7 @@ def _device(device: Device) -> list[ExplanationStep]:
             topic="measured",
             name="rdma_events",
             value=events_text(device.rdma_counters.recent),
-            formula=f"of {device.name}, all its paths, in the last {device.rdma_counters.recent_seconds:.0f} s",
+            formula=f"of {device.name}, all its paths, in the last {span_text(device.rdma_counters.recent_seconds)}",
             note=found,
         )
     ]

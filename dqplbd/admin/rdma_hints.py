@@ -7,7 +7,7 @@ from typing import Final
 from dqplbd.admin.model import Device
 from dqplbd.inventory.rdma_drivers import Kind
 
-__all__ = ["EVENTS_LIMIT", "diagnose", "events_text", "lost"]
+__all__ = ["EVENTS_LIMIT", "diagnose", "events_text", "lost", "span_text"]
 
 EVENTS_LIMIT: Final = 10
 """So many within the last minutes are worth a word: a lossy network loses a packet now and then, and none is lost."""
@@ -25,6 +25,11 @@ def events_text(events: Mapping[str, int]) -> str:
         ", ".join(f"{count} {kind}" for kind, count in events.items() if count and kind != Kind.XMIT_WAIT_TICKS)
         or "none"
     )
+
+
+def span_text(seconds: float) -> str:
+    """How long "lately" is, for people: ``40 s``, ``5 minutes``."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
 
 
 def lost(events: Mapping[str, int]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dqplbd.admin.model import Device, GidCandidate, RdmaView
-from dqplbd.admin.rdma_hints import diagnose, events_text
+from dqplbd.admin.rdma_hints import diagnose, events_text, span_text
 from dqplbd.cli.facts import DaemonCheck, DaemonFacts, Findings, HostCheck, HostFacts, some
 from dqplbd.units import format_bytes
 
@@ -80,14 +80,18 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
                 "in a container: pass /dev/infiniband and allow its device cgroup; else add the daemon's account to "
                 "the group of the node",
             )
-        elif device.name not in used and device.name not in left_out:
+        elif not used and device.name not in left_out:
             yield (
                 "warn",
                 f"{device.name} is there, but the daemon does not use it",
                 "data goes over other devices meanwhile: list it under devices, or let devices be auto",
             )
-    if not any(device.error for device in host.rdma) and used | set(left_out) >= {one.name for one in host.rdma}:
-        rest = [f"{name} ({why})" for name, why in left_out.items() if name not in used]
+    if used and not any(device.error for device in host.rdma):
+        rest = [
+            f"{one.name} ({left_out.get(one.name, 'not listed under devices')})"
+            for one in host.rdma
+            if one.name not in used
+        ]
         yield "ok", f"{len(used)} RDMA devices are in use" + (f"; not used: {some(rest)}" if rest else ""), ""
 
 
@@ -250,7 +254,7 @@ def _rdma_events(daemon: DaemonFacts, host: HostFacts) -> Findings:
         assert rdma is not None
         for what, fix in diagnose(device):
             said = True
-            yield "warn", f"{device.name}, in the last {rdma.recent_seconds / 60:.0f} minutes: {what}", fix
+            yield "warn", f"{device.name}, in the last {span_text(rdma.recent_seconds)}: {what}", fix
         if rdma.age_seconds is None or rdma.age_seconds > COUNTERS_AGE_LIMIT:
             said = True
             when = "never" if rdma.age_seconds is None else f"{rdma.age_seconds:.0f} s ago"

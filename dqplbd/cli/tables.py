@@ -15,7 +15,7 @@ from dqplbd.admin.model import (
     ProbeReport,
     Status,
 )
-from dqplbd.admin.rdma_hints import events_text
+from dqplbd.admin.rdma_hints import events_text, span_text
 from dqplbd.cli.render import Column, Table, dash
 from dqplbd.units import format_bytes, format_ns, format_rate
 
@@ -103,10 +103,8 @@ def trouble_lines(devices: Sequence[Device]) -> list[str]:
         recent = events_text(rdma.recent) if rdma is not None else "none"
         changes = _changes(device.changes)
         if recent != "none" or changes:
-            minutes = f" in the last {rdma.recent_seconds / 60:.0f} minutes" if rdma is not None else ""
-            lines.append(
-                f"{device.name}: {recent}{minutes}{changes}" if rdma is not None else f"{device.name}{changes}"
-            )
+            span = f" in the last {span_text(rdma.recent_seconds)}" if rdma is not None else ""
+            lines.append(f"{device.name}: {recent}{span}{changes}" if rdma is not None else f"{device.name}{changes}")
     return lines
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dqplbd.admin.convert import explanation_view
 from dqplbd.admin.model import Device, PathClass, RdmaCounters
-from dqplbd.admin.rdma_hints import EVENTS_LIMIT, diagnose, events_text, lost
+from dqplbd.admin.rdma_hints import EVENTS_LIMIT, diagnose, events_text, lost, span_text
 from dqplbd.cli.tables import status_pairs, trouble_lines, wide_device_tables
 from dqplbd.inventory.rdma_drivers import Kind
 from dqplbd.profiles.bdp import PathInputs, explain_profile
@@ -75,6 +75,11 @@ def test_events_for_people_leave_out_what_did_not_happen_and_ticks() -> None:
         == "3 retransmit, 1 ecn_marked"
     )
     assert events_text({"xmit_wait_ticks": 5}) == "none"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 s"), (12.4, "12 s"), (99.0, "99 s"), (300.0, "5 minutes")])
+def test_spans_for_people(seconds: float, text: str) -> None:
+    assert span_text(seconds) == text
 
 
 def test_status_shows_events_and_changes_when_there_are_some(view: "SampleView") -> None:
