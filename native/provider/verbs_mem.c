@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Registered memory of a verbs device. Registering pins pages and is done by the caller's thread; giving them back takes as
- * long and is done by a thread of the device, so that nobody waits for it.
+ * long and is done by a thread of the device, so that nobody waits for it. Until it has, a peer that knows the key can still
+ * write there; the pages are pinned so long, and nobody else's.
  *
  * What is larger than one registration may be is registered in pieces that overlap by half: piece i covers [i*S, i*S + 2S),
  * so every range up to S lies in one piece and has one key.
@@ -16,6 +17,8 @@
 #include <unistd.h>
 
 #include "provider/verbs.h"
+
+#define SMALL_BYTES 65536u /* unpinned at once: that takes no longer than waking a thread */
 
 struct dq_verbs_reaper {
 	pthread_t thread;
@@ -259,12 +262,17 @@ void dq_verbs_mem_deregister(struct dq_mem *m)
 	if (!mem)
 		return;
 	struct dq_verbs_device *dev = mem->dev;
+	const bool small = mem->len <= SMALL_BYTES;
 
 	pthread_mutex_lock(&dev->mem_lock);
 	dq_verbs_list_remove(&mem->node);
-	dq_verbs_list_add(&dev->reaper->dead, &mem->node);
-	pthread_cond_broadcast(&dev->reaper->changed);
+	if (!small) {
+		dq_verbs_list_add(&dev->reaper->dead, &mem->node);
+		pthread_cond_broadcast(&dev->reaper->changed);
+	}
 	pthread_mutex_unlock(&dev->mem_lock);
+	if (small)
+		mem_free(mem);
 }
 
 int dq_verbs_mem_key(const struct dq_mem *m, uint64_t offset, uint64_t len, struct dq_mem_key *out)

@@ -17,7 +17,7 @@
 
 const struct dq_profile test_profile = { .rtt_ns = 100000, .rate_bps = 10000000000ull, .window_bytes = 4u << 20, .floor_bytes = 128u << 10,
 					 .noise_ns = 20000000, .segment_bytes = 64u << 10, .qps = 4, .outstanding_per_qp = 16,
-					 .adapt = 1, .grants = 1 };
+					 .adapt = 1, .grants = 1, .retries = 7 };
 
 static double now_s(void)
 {
