@@ -95,7 +95,7 @@ def load_locations(config: Config) -> HostLocations:
     return read_topology(section.topology_file, section.topology_format, config.host.host_id)
 
 
-def _rdma_ports(devices: Sequence[LocalDevice]) -> dict[str, tuple[str, int]]:
+def rdma_ports(devices: Sequence[LocalDevice]) -> dict[str, tuple[str, int]]:
     """(name of the RDMA device, port) by name of the device, of those that are RDMA devices."""
     return {
         device.name: (device.spec.address, device.spec.port or 1)
@@ -237,7 +237,7 @@ class Daemon:
         self._start_engine(reachable, port)
         self._cleanup.callback(self._close_engine)
         self.inventory.open(self.engine)
-        self.rdma.watch(_rdma_ports(self.devices))
+        self.rdma.watch(rdma_ports(self.devices))
         self._cleanup.callback(self.rdma.stop)
         self.paths = Paths(
             self.engine,
@@ -447,7 +447,7 @@ class Daemon:
                 if watchdog_s is not None and now - fed_s >= watchdog_s / 2 - interval / 2:
                     self._notifier.watchdog()
                     fed_s = now
-            self.rdma.watch(_rdma_ports(self.devices))  # devices come, go, and change their names
+            self.rdma.watch(rdma_ports(self.devices))  # devices come, go, and change their names
             await asyncio.sleep(interval)
 
     def heartbeat_age_s(self) -> float:

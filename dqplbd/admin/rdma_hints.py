@@ -53,7 +53,14 @@ def diagnose(device: Device) -> Iterator[tuple[str, str]]:
     if lost(recent) >= EVENTS_LIMIT:
         signs = events_text({kind.value: recent.get(kind, 0) for kind in _LOST})
         marks = {kind.value: recent[kind] for kind in _MARKED if kind in recent}
-        if sum(marks.values()):
+        if device.rdma is not None and device.rdma.link_layer == "infiniband":
+            # Its switches wait for room and drop nothing, so marks say nothing about loss.
+            yield (
+                f"packets are lost ({signs}) on InfiniBand, which drops none for want of room",
+                "damage: symbol errors and link errors of the ports on the way (perfquery, ibdiagnet), cables; with "
+                "adaptive routing packets overtake each other",
+            )
+        elif sum(marks.values()):
             yield (
                 f"packets are lost ({signs}) although switches mark congestion ({events_text(marks)})",
                 "queues overflow before senders slow down: look where ports of switches discard, at their ECN "

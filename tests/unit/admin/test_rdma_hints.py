@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dqplbd.admin.convert import explanation_view
-from dqplbd.admin.model import Device, PathClass, RdmaCounters
+from dqplbd.admin.model import Device, PathClass, RdmaCounters, RdmaView
 from dqplbd.admin.rdma_hints import EVENTS_LIMIT, diagnose, events_text, lost, span_text
 from dqplbd.cli.tables import status_pairs, trouble_lines, wide_device_tables
 from dqplbd.inventory.rdma_drivers import Kind
@@ -49,6 +49,16 @@ def test_each_trouble_has_its_advice(recent: dict[str, int], said: str, to_do: s
     [(what, fix)] = diagnose(device(recent))
     assert said in what
     assert to_do in fix
+
+
+def test_on_infiniband_loss_is_damage_whatever_is_marked() -> None:
+    lossy = device({"retransmit": 20, **ECN})
+    port = RdmaView(rdma_device="mlx5_0", port=1, link_layer="infiniband")
+    [(what, fix)] = diagnose(lossy.model_copy(update={"rdma": port}))
+    assert "InfiniBand" in what
+    assert "symbol errors" in fix
+    roce = port.model_copy(update={"link_layer": "ethernet"})
+    assert "no switch marks" in next(diagnose(lossy.model_copy(update={"rdma": roce})))[0]
 
 
 def test_a_few_losses_are_nothing_to_speak_of() -> None:
