@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dqplbd.cli import bench, clients, config, devices, doctor, paths, peers, probe, reload, status, top
+from dqplbd.cli import bench, clients, config, devices, doctor, paths, peers, probe, reload, simulate, status, top
 from dqplbd.cli.common import DEFAULT_SOCKET, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, SOCKET_ENV, print_error
 
 __all__ = ["app", "main"]
@@ -54,7 +54,7 @@ def options(
     context.obj = {"socket": socket}
 
 
-for module in (status, devices, peers, paths, clients, probe, top, doctor, reload):
+for module in (status, devices, peers, paths, clients, probe, top, doctor, reload, simulate):
     module.register(app)
 app.add_typer(paths.group, name="path")
 app.add_typer(config.group, name="config")

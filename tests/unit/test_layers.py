@@ -50,6 +50,8 @@ PURE_PYTHON = [
     "probing/estimate.py",
     "probing/bursts.py",
     "profiles/bdp.py",
+    "simulation/measures.py",
+    "simulation/senders.py",
     "profiles/retry.py",
     "inventory/gids.py",
     "inventory/discover.py",
@@ -145,6 +147,8 @@ def test_extensions_have_one_importer(path: Path) -> None:
         assert "dqplbd.engine._native" not in imports
     if folder != "client":
         assert "dqplbd.client._shim" not in imports
+    if folder != "simulation":
+        assert "dqplbd.simulation._sim" not in imports
 
 
 def test_there_are_sources_to_check() -> None:
