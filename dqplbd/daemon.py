@@ -519,6 +519,11 @@ class Daemon:
         self.paths.prober_changed()
         self._devices_changed()
 
+    def device_changed(self, device: LocalDevice) -> None:
+        """Rate or MTU of a device are others now: profiles follow, here and at the peers."""
+        self.paths.device_changed(device)
+        self._devices_changed()
+
     def device_lost(self, device: LocalDevice, why: str) -> None:
         """A device is gone for good, and its paths with it."""
         self.paths.remove_device(device, Status.DEVICE, why)

@@ -66,6 +66,9 @@ class DeviceHooks(Protocol):
     def device_readdressed(self, device: LocalDevice) -> None:
         """A device has another address, and another prober; both must be told to the peers."""
 
+    def device_changed(self, device: LocalDevice) -> None:
+        """Rate or MTU of a device are others now."""
+
     def device_lost(self, device: LocalDevice, why: str) -> None:
         """A device will not work again."""
 
@@ -111,18 +114,18 @@ class Devices:
             self.left_out = found.left_out
             for one in found.left_out:
                 log.info("RDMA port %s is not used: %s", one.port, one.why)
-            if not found.devices:
+            if not found.devices or self.inventory.error:
                 raise NoDevicesError(self._why_none())
         self.all = prepare_devices(self._config, found.devices, self.inventory)
 
     def _why_none(self) -> str:
         inventory = self.inventory
-        if self.left_out:
+        if self.left_out and not inventory.error:
             why = "; ".join(f"{one.port}: {one.why}" for one in self.left_out)
             return f"devices is auto, and no RDMA port can be used ({why}): list devices, or correct the section rdma"
         return (
-            f"devices is auto, and {inventory.error or 'no RDMA port was found'}: {inventory.fix or 'list devices'}; "
-            "without RDMA, list a tcp device: devices: [{name: tcp0, provider: tcp, address: 127.0.0.1}]"
+            f"devices is auto, and {inventory.error}: {inventory.fix}. To do without RDMA, list a tcp device: "
+            "devices: [{name: tcp0, provider: tcp, address: 127.0.0.1}]"
         )
 
     def reachable_address(self) -> str | None:
@@ -285,6 +288,7 @@ class Devices:
             if device.number is None:
                 self._try_open(device, error)
             elif not device.error:
+                self._ask_engine(device)
                 self._choose_gid(device)
 
     def _netdev_changed(self, device: LocalDevice, was_up: bool) -> None:
@@ -298,6 +302,20 @@ class Devices:
             "up" if netdev.up else "down",
             extra=fields(device=device.name, mtu=netdev.mtu),
         )
+
+    def _ask_engine(self, device: LocalDevice) -> None:
+        """Notice what changed without an event, as the MTU does."""
+        assert self._engine is not None, "devices were opened"
+        assert device.number is not None, "it is open"
+        before = device.info
+        device.info = self._engine.device(device.number)
+        if before is not None and (before.mtu, before.rate_bps) != (device.info.mtu, device.info.rate_bps):
+            log.info(
+                "device %s has changed",
+                device.name,
+                extra=fields(device=device.name, mtu=device.info.mtu, rate_bps=device.info.rate_bps),
+            )
+            self._hooks.device_changed(device)
 
     def _try_open(self, device: LocalDevice, before: str) -> None:
         """Open a device that is not open, if there is a chance."""

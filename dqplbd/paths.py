@@ -392,6 +392,11 @@ class Paths:
         for path in [path for path in self._paths.values() if path.device is device]:
             self._remove(path, status, why)
 
+    def device_changed(self, device: LocalDevice) -> None:
+        """Rate or MTU of a device changed: compute the profiles of its paths anew."""
+        for path in self._paths.values():
+            path.dirty = path.dirty or path.device is device
+
     def prober_changed(self) -> None:
         """A prober was started anew: it must be told again whom to answer and to probe."""
         self._targets_due = True

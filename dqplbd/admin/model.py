@@ -276,7 +276,7 @@ class RdmaLimits(Model):
     cqs: int
     cq_entries: int
     memory_regions: int
-    memory_region_bytes: int
+    memory_region_bytes: int | None = Field(None, description="Null: no limit.")
     srqs: int
     srq_requests: int
     reads: int = Field(description="RDMA reads under way of one queue pair.")

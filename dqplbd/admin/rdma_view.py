@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the inventory's RDMA devices to those of the API.  Pure."""
 
+from typing import Final
+
 from dqplbd.admin.model import GidCandidate, LeftOutPort, NearGpu, RdmaLimits, RdmaView
 from dqplbd.inventory.affinity import pci_address
 from dqplbd.inventory.discover import LeftOut
 from dqplbd.inventory.open import LocalDevice
 
 __all__ = ["gid_views", "left_out_views", "rdma_view"]
+
+_NO_LIMIT: Final = 2**62  # drivers say 2^64-1 or so where they have none
 
 
 def rdma_view(device: LocalDevice) -> RdmaView | None:
@@ -42,7 +46,7 @@ def rdma_view(device: LocalDevice) -> RdmaView | None:
             cqs=limits.cqs,
             cq_entries=limits.cq_entries,
             memory_regions=limits.memory_regions,
-            memory_region_bytes=limits.memory_region_bytes,
+            memory_region_bytes=limits.memory_region_bytes if limits.memory_region_bytes < _NO_LIMIT else None,
             srqs=limits.srqs,
             srq_requests=limits.srq_requests,
             reads=limits.reads,

@@ -481,7 +481,7 @@ def read_rdma(netdevs: Netdevs, root: Path = _SYS, dev: Path = _DEV) -> RdmaInve
         core = (root / "class/infiniband").is_dir()
         return RdmaInventory(
             error="this host has no RDMA device" if core else "the kernel has no RDMA device, or no RDMA support",
-            fix="load the driver of the network card, or configure devices of provider tcp",
+            fix="load the driver of the network card",
             netdevs=netdevs,
         )
     try:
