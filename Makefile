@@ -27,7 +27,7 @@ SOURCES := $(shell find dqplbd native systemd meson.build meson.options pyprojec
 FILE ?=
 KEEP ?=
 
-.PHONY: help setup install demo test test-native test-python test-sanitized lint bench docs clean distclean
+.PHONY: rdma-ready help setup install demo test test-native test-python test-sanitized test-rdma lab lint bench docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,16 @@ test-python: $(INSTALLED)
 	@echo "Python tests: whole daemons first, which take minutes, then units"
 	@$(PY) -m pytest -q $(ARGS)
 
+# The kernel's RDMA stack without RDMA hardware: in a guest, or on this machine where its kernel has soft-RoCE.
+# Python sees the distribution's pyverbs, which has no wheel, through a link.
+rdma-ready:
+	@scripts/setup.sh rdma >/dev/null
+	@$(MAKE) $(INSTALLED)
+	@$(PY) tests/vm/pyverbs_link.py
+
+test-rdma: rdma-ready ## run the RDMA tests on the kernel's soft-RoCE, in a guest where need be (ARGS=...)
+	@$(PY) tests/vm/run.py $(ARGS)
+
 lint: $(DEPS) ## check style, types and licence lines
 	@$(VENV)/bin/ruff check dqplbd tests
 	@$(VENV)/bin/ruff format --check dqplbd tests
@@ -114,6 +124,9 @@ bench: ## measure against the references, print the table, write build/bench.jso
 	@scripts/setup.sh bench >/dev/null
 	@$(MAKE) $(INSTALLED)
 	@$(PY) tests/bench/run.py $(ARGS)
+
+lab: rdma-ready ## whole daemons in simulated time: up to 32 hosts in five buildings, links of 100 Gbit/s (ARGS=...)
+	@$(PY) tests/vm/lab/run.py $(ARGS)
 
 docs: $(INSTALLED) ## write docs/configuration.md and docs/metrics.md again from the models and the catalogue
 	@mkdir -p docs build

@@ -3,7 +3,7 @@
 #
 # Make sure that the system has what a target of the Makefile needs, and print the Python interpreter to use.
 #
-#   scripts/setup.sh demo|test|bench
+#   scripts/setup.sh demo|test|bench|rdma
 #
 # As root, or where sudo asks for no password, missing Debian or Ubuntu packages are installed. Otherwise the exact
 # command to run is printed and the exit code is 1. A second run changes nothing and takes a few milliseconds.
@@ -16,8 +16,16 @@ case "${1-}" in
 demo) want_packages=(gcc libc6-dev pkg-config) ;;
 test) want_packages=(gcc libc6-dev pkg-config libcmocka-dev procps systemd) ;;
 bench) want_packages=(gcc libc6-dev pkg-config iperf3 valgrind) ;;
+rdma)
+    # The first line builds the guest's kernel, the second is the RDMA stack and its tools, the third what the tests run.
+    want_packages=(
+        gcc libc6-dev pkg-config make flex bison bc xz-utils bzip2 binutils
+        libibverbs-dev ibverbs-providers ibverbs-utils rdma-core python3-pyverbs
+        libcmocka-dev iproute2 kmod perftest valgrind util-linux
+    )
+    ;;
 *)
-    say "usage: $0 demo|test|bench"
+    say "usage: $0 demo|test|bench|rdma"
     exit 2
     ;;
 esac
@@ -92,6 +100,13 @@ if ! command -v dpkg-query >/dev/null; then
     [[ $1 != test ]] || command -v systemd-analyze >/dev/null || problems+=("systemd-analyze")
     [[ $1 != bench ]] || command -v iperf3 >/dev/null || problems+=("iperf3")
     [[ $1 != bench ]] || command -v valgrind >/dev/null || problems+=("valgrind")
+    if [[ $1 == rdma ]]; then
+        for tool in make flex bison bc xz strip ip tc rdma ibv_devinfo ib_write_bw valgrind setpriv; do
+            command -v "$tool" >/dev/null || problems+=("$tool")
+        done
+        pkg-config --exists libibverbs || problems+=("libibverbs' development files and its rxe provider")
+        pkg-config --exists cmocka || problems+=("cmocka's development files")
+    fi
     python=$(find_python) || problems+=("Python 3.11 or later with venv and its development files")
     if ((${#problems[@]})); then
         say "Please install with your package manager, then run make again:"

@@ -12,8 +12,8 @@ address across the switch, although all hosts live in one kernel::
         with fabric.queue(3) as queue:
             queue.sample().bytes                                                   # what waits there
 
-Delays sit where a host sends, rates where the switch sends: so the queue that is measured holds what waits for the
-link, and not what travels.  Needs root.  Everything that was changed is put back by :meth:`Fabric.remove`.
+Delays sit where packets enter the switch, rates where they leave it: so the queue that is measured holds what waits
+for the link, and not what travels.  Needs root.  :meth:`Fabric.remove` puts back everything that was changed.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -58,6 +58,7 @@ class Port:
     """One port of one host.
 
     :ivar netdev: the host's end, in the initial namespace.  :ivar switch: the switch's end, in the namespace ``fab``.
+    :ivar wire: what delays it, in the namespace ``fab``.
     :ivar device: RDMA device.  :ivar address: IPv4 address; its GID has the index 1.
     """
 
@@ -65,6 +66,7 @@ class Port:
     rail: int
     netdev: str
     switch: str
+    wire: str
     device: str
     address: str
     mac: str
@@ -121,6 +123,7 @@ def make_port(host: int, rail: int = 0) -> Port:
         rail=rail,
         netdev=f"h{end}",
         switch=f"p{end}",
+        wire=f"d{end}",
         device=f"rxe{end}",
         address=f"10.9.{rail}.{host + 1}",
         mac=f"02:00:00:00:{rail:02x}:{host + 1:02x}",
@@ -128,12 +131,8 @@ def make_port(host: int, rail: int = 0) -> Port:
     )
 
 
-@dataclass(slots=True)
-class _Shape:
-    """What a host's end is to do with what it sends."""
-
-    delays: dict[str, int] = field(default_factory=dict)  # by destination address, ns
-    rate_bps: int | None = None
+def _netem(delay_ns: int) -> str:
+    return f"netem delay {delay_ns / 1000}us limit {QUEUE_PACKETS}"
 
 
 class Fabric:
@@ -156,8 +155,9 @@ class Fabric:
         self._mtus = mtus
         self._rdma = rdma
         self._sysctls: dict[str, str] = {}
-        self._shapes = {port.netdev: _Shape() for port in self.ports}
-        self._rated: dict[str, int] = {}
+        self._begun = False
+        self._delayed: set[str] = set()
+        self._rated: set[str] = set()
 
     def port(self, host: int, rail: int = 0) -> Port:
         """One port.  :raises ValueError: there is no such host or rail."""
@@ -175,6 +175,9 @@ class Fabric:
 
     def make(self) -> Self:
         """Make it all.  :raises FabricError: something is refused; what was made is removed."""
+        taken = [port.netdev for port in self.ports if self._exists(port)]
+        if taken or Path("/run/netns", NAMESPACE).exists():
+            raise FabricError(f"there is a fabric already, or something of its names: {taken or NAMESPACE}")
         try:
             self._make()
         except BaseException:
@@ -184,6 +187,7 @@ class Fabric:
 
     def _make(self) -> None:
         self._set_sysctls()
+        self._begun = True
         _run(["ip", "netns", "add", NAMESPACE])
         # The table of local addresses would deliver everything without a cable: it comes after the hosts' own tables.
         _ip(["link set lo up", "rule add pref 100 lookup local", "rule del pref 0"])
@@ -209,8 +213,8 @@ class Fabric:
         """What the kernel forgets when the port goes down."""
         network = f"{port.address.rsplit('.', 1)[0]}.0/24"
         return [
-            f"route add local {port.address} dev {port.netdev} table {port.table}",
-            f"route add {network} dev {port.netdev} src {port.address} table {port.table}",
+            f"route replace local {port.address} dev {port.netdev} table {port.table}",
+            f"route replace {network} dev {port.netdev} src {port.address} table {port.table}",
             *(
                 f"neigh replace {other.address} lladdr {other.mac} dev {port.netdev} nud permanent"
                 for other in self.rail(port.rail)
@@ -219,14 +223,17 @@ class Fabric:
         ]
 
     def _set_sysctls(self) -> None:
-        for name, value in SYSCTLS.items():
-            path = Path("/proc/sys") / name
-            if path.exists():
-                self._sysctls[name] = path.read_text().strip()
-                path.write_text(value)
+        # All are read first: setting the one for all interfaces changes the default, too.
+        there = {name: Path("/proc/sys") / name for name in SYSCTLS if Path("/proc/sys", name).exists()}
+        self._sysctls = {name: path.read_text().strip() for name, path in there.items()}
+        for name, path in there.items():
+            path.write_text(SYSCTLS[name])
 
     def remove(self) -> None:
         """Remove all that was made and put back what was changed.  A second call does nothing."""
+        if not self._begun:
+            return
+        self._begun = False
         commands = [
             *(["rdma", "link", "delete", port.device] for port in self.ports if self._exists(port)),
             *(["ip", "link", "delete", port.netdev] for port in self.ports if self._exists(port)),
@@ -271,6 +278,7 @@ class Fabric:
         :param one_way_ns: delay in ns from one host to another, 0..10^10; at most 16 different ones from one host.
         :raises FabricError: refused.  :raises ValueError: a delay out of range, or too many of them.
         """
+        wanted = []
         changed = [port for rail in (range(self.rails) if rails is None else rails) for port in self.rail(rail)]
         for port in changed:
             delays = {o.address: one_way_ns(port.host, o.host) for o in self.rail(port.rail) if o is not port}
@@ -278,61 +286,66 @@ class Fabric:
                 raise ValueError(f"delays from host {port.host}: {sorted(set(delays.values()))} ns; expected 0..10^10")
             if len(set(delays.values())) > MAX_DELAYS:
                 raise ValueError(f"host {port.host} has more than {MAX_DELAYS} different delays")
-            self._shapes[port.netdev].delays = delays
-        self._shape(changed)
+            wanted.append((port, delays))
+        self._delay(wanted)
 
     def set_delay(self, host: int, one_way_ns: int, rail: int = 0) -> None:
         """Delay what one host sends, to whatever host."""
         port = self.port(host, rail)
-        self._shapes[port.netdev].delays = {o.address: one_way_ns for o in self.rail(rail) if o is not port}
-        self._shape([port])
+        self._delay([(port, {other.address: one_way_ns for other in self.rail(rail) if other is not port})])
+
+    def _delay(self, wanted: Sequence[tuple[Port, dict[str, int]]]) -> None:
+        """Have what comes from a port pass a device of its own, ``d3``, whose queueing discipline delays it.
+
+        Not the host's end: the time at which a packet leaves a queue there is that of its departure, for its kernel.
+        """
+        fresh = [port for port, _ in wanted if port.switch not in self._delayed]
+        _ip_switch(line for port in fresh for line in (f"link add {port.wire} type ifb", f"link set {port.wire} up"))
+        lines = []
+        for port in fresh:
+            lines.append(f"qdisc add dev {port.switch} clsact")
+            redirect = f"action mirred egress redirect dev {port.wire}"
+            lines.append(f"filter add dev {port.switch} ingress protocol all matchall {redirect}")
+        self._delayed |= {port.switch for port in fresh}
+        for port, delays in wanted:
+            if port not in fresh:
+                # "Replace" of a root by the same kind would keep its children.
+                lines.append(f"qdisc delete dev {port.wire} root")
+            lines += self._delay_lines(port, delays)
+        _tc_switch(lines)
+
+    @staticmethod
+    def _delay_lines(port: Port, delays: dict[str, int]) -> list[str]:
+        """netem; where there are several delays, prio 1: with a band for each, and in each band netem."""
+        dev = port.wire
+        values = list(delays.values())
+        # The most common first: it is what packets get without a filter of their own.
+        bands = sorted(set(values), key=lambda delay: (-values.count(delay), delay)) or [0]
+        if len(bands) == 1:
+            return [f"qdisc add dev {dev} root handle 1: {_netem(bands[0])}"]
+        lines = [f"qdisc add dev {dev} root handle 1: prio bands {len(bands)} priomap {' '.join(['0'] * 16)}"]
+        for band, delay in enumerate(bands, 1):
+            lines.append(f"qdisc add dev {dev} parent 1:{band:x} handle {0x10 + band:x}: {_netem(delay)}")
+        # A hash on the last byte of the destination: as fast for 250 hosts as for two.
+        u32 = f"filter add dev {dev} parent 1: protocol ip prio 1"
+        network = f"{port.address.rsplit('.', 1)[0]}.0/24"
+        lines.append(f"{u32} handle 2: u32 divisor 256")
+        lines.append(f"{u32} u32 ht 800:: match ip dst {network} hashkey mask 0x000000ff at 16 link 2:")
+        for address, delay in delays.items():
+            if delay != bands[0]:
+                bucket, band = int(address.rsplit(".", 1)[1]), bands.index(delay) + 1
+                lines.append(f"{u32} u32 ht 2:{bucket:x}: match ip dst {address}/32 flowid 1:{band:x}")
+        return lines
 
     def set_host_rate(self, host: int, bits_per_second: int | None, rail: int = 0) -> None:
         """Limit what one host sends, to all together; None lifts it."""
-        port = self.port(host, rail)
-        self._shapes[port.netdev].rate_bps = bits_per_second
-        self._shape([port])
-
-    def _shape(self, ports: Sequence[Port]) -> None:
-        lines: list[str] = []
-        for port in ports:
-            lines += self._shape_lines(port, self._shapes[port.netdev])
-        # "Replace" of a root by the same kind would keep its children: all goes, then comes anew.
-        text = "".join(f"qdisc delete dev {port.netdev} root\n" for port in ports)
-        subprocess.run(["tc", "-force", "-batch", "-"], input=text, text=True, capture_output=True, check=False)
-        _tc(lines)
-
-    @staticmethod
-    def _shape_lines(port: Port, shape: _Shape) -> list[str]:
-        """tbf 1: for the rate, in it prio 10: with a band a delay, in each band netem."""
-        lines, parent, dev = [], "root", port.netdev
-        if shape.rate_bps is not None:
-            # Room for a few packets, and for the longest that TCP hands down whole.
-            lines.append(
-                f"qdisc add dev {dev} root handle 1: tbf rate {shape.rate_bps}bit burst 70000 limit 1000000000"
-            )
-            parent = "parent 1:1"
-        values = list(shape.delays.values())
-        # The most common first: it is what packets get without a filter of their own.
-        bands = sorted(set(values), key=lambda delay: (-values.count(delay), delay))
-        if len(bands) == 1:
-            lines.append(f"qdisc add dev {dev} {parent} handle 10: netem delay {bands[0] / 1000}us limit {QUEUE_PACKETS}")
-        elif bands:
-            priomap = " ".join(["0"] * 16)
-            lines.append(f"qdisc add dev {dev} {parent} handle 10: prio bands {len(bands)} priomap {priomap}")
-            for band, delay in enumerate(bands, 1):
-                netem = f"netem delay {delay / 1000}us limit {QUEUE_PACKETS}"
-                lines.append(f"qdisc add dev {dev} parent 10:{band:x} handle {0x10 + band:x}: {netem}")
-            # A hash on the last byte of the destination: as fast for 250 hosts as for two.
-            u32 = f"filter add dev {dev} parent 10: protocol ip prio 1"
-            network = f"{port.address.rsplit('.', 1)[0]}.0/24"
-            lines.append(f"{u32} handle 2: u32 divisor 256")
-            lines.append(f"{u32} u32 ht 800:: match ip dst {network} hashkey mask 0x000000ff at 16 link 2:")
-            for address, delay in shape.delays.items():
-                if delay != bands[0]:
-                    bucket, band = int(address.rsplit(".", 1)[1]), bands.index(delay) + 1
-                    lines.append(f"{u32} u32 ht 2:{bucket:x}: match ip dst {address}/32 flowid 10:{band:x}")
-        return lines
+        netdev = self.port(host, rail).netdev
+        if bits_per_second is not None:
+            self._rated.add(netdev)
+            _tc([f"qdisc replace dev {netdev} root handle 1: netem rate {bits_per_second}bit limit {QUEUE_PACKETS}"])
+        elif netdev in self._rated:
+            self._rated.remove(netdev)
+            _tc([f"qdisc delete dev {netdev} root"])
 
     def set_rate(self, host: int, bits_per_second: int | None, rail: int = 0, *, limit: int = QUEUE_PACKETS) -> None:
         """Limit what the switch sends towards a host, and queue what does not fit; None lifts it.
@@ -348,8 +361,9 @@ class Fabric:
             switch = self.port(host, rail).switch
             if rate is not None:
                 lines.append(f"qdisc replace dev {switch} root handle 1: netem rate {rate}bit limit {limit}")
-                self._rated[switch] = rate
-            elif self._rated.pop(switch, None) is not None:
+                self._rated.add(switch)
+            elif switch in self._rated:
+                self._rated.remove(switch)
                 lines.append(f"qdisc delete dev {switch} root")
         _tc_switch(lines)
 
@@ -358,7 +372,7 @@ class Fabric:
         switch = self.port(host, rail).switch
         loss = f"netem loss {percent}% limit {QUEUE_PACKETS}"
         if percent:
-            self._rated[switch] = 0
+            self._rated.add(switch)
             _tc_switch([f"qdisc replace dev {switch} root handle 1: {loss}"])
         else:
             self.set_rate(host, None, rail)
@@ -428,8 +442,8 @@ _RTM_NEWLINK: Final = 16
 _NLMSG_ERROR: Final = 2
 _NLM_F_REQUEST: Final = 1
 _NLM_F_ECHO: Final = 8  # without it, the answer about a queueing discipline goes to listeners only
-_NLM_F_ECHO: Final = 8  # without it the kernel tells of one queueing discipline only those who listen
 _TC_H_ROOT: Final = 0xFFFFFFFF
+_TCA_KIND: Final = 1
 _TCA_STATS2: Final = 7
 _TCA_STATS_BASIC: Final = 1
 _TCA_STATS_QUEUE: Final = 3
@@ -474,7 +488,7 @@ class Queue:
             length, got = _HEADER.unpack_from(raw)[:2]
             if got == _NLMSG_ERROR:
                 number = -struct.unpack_from("i", raw, _HEADER.size)[0]
-                raise FabricError(f"{self._name} has no queue ({os.strerror(number)}); give it a rate first")
+                raise FabricError(f"{self._name}: {os.strerror(number)}; is it there, and has it a queue?")
             if got == answer:
                 return raw[_HEADER.size : length]
 
@@ -483,6 +497,8 @@ class Queue:
         raw = self._ask(_RTM_GETQDISC, self._request, _RTM_NEWQDISC)
         waiting = drops = packets = sent = 0
         for kind, value in _attributes(raw[_TCMSG.size :]):
+            if kind == _TCA_KIND and value == b"noqueue\0":
+                raise FabricError(f"{self._name} has no queue; give it a rate first")
             if kind == _TCA_STATS2:
                 for inner, data in _attributes(value):
                     if inner == _TCA_STATS_QUEUE:
@@ -536,3 +552,4 @@ class QueueRecorder:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        self.samples.append((time.monotonic_ns(), self._queue.sample()))
