@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,6 +105,7 @@ struct dq_prober {
 	int64_t offset, offset_last;
 	uint64_t offset_until;
 	bool offset_known, offset_last_known;
+	uint64_t now;                 /* CLOCK_MONOTONIC, of this pass or the last; begin of the next one at the latest */
 	uint32_t full_batches;
 	uint64_t broken_until;
 	struct dq_prober_stats stats;
@@ -451,20 +453,25 @@ static bool on_event(struct dq_prober *p, const struct dq_dgram_event *ev, uint6
 	return false;
 }
 
-/* One round under the lock. *more: go round again without sleeping. Returns whether samples were made. */
-static bool pass(struct dq_prober *p, bool *more)
+/*
+ * One round under the lock; woken: the first one after a sleep. *more: go round again without sleeping. Returns whether samples
+ * were made. The clock is read only where time can have passed, since in virtual machines that may take longer than the rest.
+ */
+static bool pass(struct dq_prober *p, bool woken, bool *more)
 {
 	struct dq_dgram_event events[BATCH];
 	bool pushed = false;
 	*more = false;
 
 	int n = 0;
-	uint64_t begun = now_ns();
+	uint64_t begun = p->now;
 	if (p->broken_until <= begun) {
 		n = p->provider->dgram_poll(p->dgram, events, BATCH);
 		p->broken_until = n < 0 && n != -EAGAIN ? begun + BROKEN_NS : 0;
 	}
-	uint64_t now = now_ns();
+	if (woken || n > 0)
+		p->now = now_ns();
+	uint64_t now = p->now;
 	for (int i = 0; i < n; i++)
 		pushed |= on_event(p, &events[i], now, more);
 
@@ -502,21 +509,27 @@ static void *run(void *arg)
 	/* The default of 50 us is more than the round trip in a rack. */
 	prctl(PR_SET_TIMERSLACK, 1ul, 0ul, 0ul, 0ul);
 
-	for (;;) {
+	for (bool woken = true;; ) {
 		bool more;
 		state_lock(p);
 		if (p->stop) {
 			state_unlock(p);
 			return NULL;
 		}
-		bool pushed = pass(p, &more);
-		uint64_t deadline = more ? 0 : next_deadline(p);
+		uint64_t answered = p->stats.answered;
+		bool pushed = pass(p, woken, &more);
+		uint64_t deadline = more ? 0 : next_deadline(p), now = p->now;
 		bool broken = p->broken_until != 0;
+		answered = p->stats.answered - answered;
 		state_unlock(p);
 
 		if (pushed)
 			dq_samples_notify(&p->samples);
-		if (more)
+		/* Who asked may wait for this very CPU, and reads the clock when it has got it: ACK2 is in no hurry. */
+		if (answered)
+			sched_yield();
+		woken = deadline > now;
+		if (deadline == 0)
 			continue;
 
 		struct pollfd fds[2] = {
@@ -525,7 +538,7 @@ static void *run(void *arg)
 		};
 		struct timespec wait = { 0 };
 		if (deadline != DQ_NEVER) {
-			uint64_t now = now_ns(), left = deadline > now ? DQ_MIN(deadline - now, MAX_WAIT_NS) : 0;
+			uint64_t left = deadline > now ? DQ_MIN(deadline - now, MAX_WAIT_NS) : 0;
 			wait.tv_sec = (time_t)(left / SECOND);
 			wait.tv_nsec = (long)(left % SECOND);
 		}

@@ -226,7 +226,8 @@ struct dq_provider {
 	int (*dgram_send)(struct dq_dgram *dg, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id,
 			  const void *data, uint16_t len);
 	int (*dgram_poll)(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n);
-	int (*dgram_fd)(const struct dq_dgram *dg);
+	int (*dgram_fd)(const struct dq_dgram *dg);               /* to be watched level-triggered for reading */
+	/* Poll again by then at the latest; 0 = before any sleep: the fd need not be readable for what is there. */
 	uint64_t (*dgram_next_deadline)(const struct dq_dgram *dg);
 	const char *(*dgram_time_source)(const struct dq_dgram *dg); /* "kernel", "completion", "software", "virtual" */
 	/* What is taken off the times of what comes in, for the wake-up of the thread that reads the clock: measured, changing, 0

@@ -7,15 +7,15 @@
  * at the end: there it is the time of the call. What comes in came when it was seen, less the time that waking up takes
  * (verbs_wake.h), but not before the queue was last seen empty.
  *
- * The completion channel tells only of completions that come after it was armed. So a poll that is to be the last before a sleep
- * arms it and looks once more; dgram_fd is readable from the next completion on until that has been polled.
+ * The completion channel tells only of completions that come after it was armed. So a poll that found nothing arms it and looks
+ * once more, and only after such a one may be slept; dgram_fd is readable from the next completion on until that was polled. What
+ * was found is told before, since arming takes system calls: an answer need not wait for them.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "provider/verbs_dgram.h"
@@ -24,6 +24,7 @@
 #define LOOKS_MAX 64u                  /* looks of one poll: a flood of strays must not keep the caller */
 #define SENT_LOOKS 64u                 /* for the completion of what was just sent: some microseconds */
 #define OWN_LOOKS 2000u                /* for what was sent to oneself: some tens of microseconds */
+#define OWN_LOST_NS 20000000u          /* what takes longer is lost */
 #define HANDLES 4096u
 #define AH_WAIT_NS 2000000u            /* a peer whose address is known has a handle before that */
 #define HELD_PER_PEER 8u               /* sends that wait for the same address handle */
@@ -43,34 +44,36 @@ struct seen {                          /* a completion */
 
 /* ---- completions ---- */
 
-static unsigned take_stamped(struct dq_verbs_dgram *dg, struct seen *out, unsigned n)
+static unsigned take_stamped(struct ibv_cq_ex *cq, bool received, struct seen *out, unsigned n)
 {
 	struct ibv_poll_cq_attr attr = {0};
 	unsigned taken = 0;
 
-	if (ibv_start_poll(dg->stamped, &attr) != 0)
+	if (ibv_start_poll(cq, &attr) != 0)
 		return 0;
 	do {
 		struct seen *s = &out[taken++];
-		*s = (struct seen){.wr_id = dg->stamped->wr_id, .status = dg->stamped->status};
-		if (s->status == IBV_WC_SUCCESS) { /* else nothing but these two is there */
-			s->raw = ibv_wc_read_completion_ts(dg->stamped);
-			s->bytes = ibv_wc_read_byte_len(dg->stamped);
-			s->src_qp = ibv_wc_read_src_qp(dg->stamped);
-			s->slid = ibv_wc_read_slid(dg->stamped);
+		*s = (struct seen){.wr_id = cq->wr_id, .status = cq->status};
+		if (s->status != IBV_WC_SUCCESS)
+			continue; /* nothing but these two is there */
+		s->raw = ibv_wc_read_completion_ts(cq);
+		if (received) {
+			s->bytes = ibv_wc_read_byte_len(cq);
+			s->src_qp = ibv_wc_read_src_qp(cq);
+			s->slid = ibv_wc_read_slid(cq);
 		}
-	} while (taken < n && ibv_next_poll(dg->stamped) == 0);
-	ibv_end_poll(dg->stamped);
+	} while (taken < n && ibv_next_poll(cq) == 0);
+	ibv_end_poll(cq);
 	return taken;
 }
 
-static unsigned take(struct dq_verbs_dgram *dg, struct seen *out, unsigned n)
+static unsigned take(struct dq_verbs_dgram *dg, const struct dq_verbs_dgram_cq *q, struct seen *out, unsigned n)
 {
 	struct ibv_wc wc[TAKE];
 
-	if (dg->stamped)
-		return take_stamped(dg, out, n);
-	const int taken = ibv_poll_cq(dg->cq, (int)n, wc);
+	if (q->stamped)
+		return take_stamped(q->stamped, q == &dg->received, out, n);
+	const int taken = ibv_poll_cq(q->cq, (int)n, wc);
 	for (int i = 0; i < taken; i++)
 		out[i] = (struct seen){.wr_id = wc[i].wr_id, .status = wc[i].status, .bytes = wc[i].byte_len,
 				       .src_qp = wc[i].src_qp, .slid = wc[i].slid};
@@ -197,46 +200,66 @@ static uint64_t read_clock(struct dq_verbs_dgram *dg)
 	return dg->now_ns;
 }
 
-/*
- * Look at the completion queue once: how many were taken. asleep: this ends a sleep. Only the first completion can have ended
- * it; those behind may have come while this thread woke up. The clock is read no oftener than needed: in simulated time its
- * readings are all that takes time.
- */
-static unsigned look(struct dq_verbs_dgram *dg, bool asleep)
+static bool is_of_old(const struct dq_verbs_dgram *dg, const struct seen *c)
+{
+	return (c->wr_id >> 32 & 0x7fffffffu) != (dg->life & 0x7fffffffu);
+}
+
+/* Look once at what was sent: how many have left. The clock is read no oftener than needed: in simulated time its readings are
+ * all that takes time. */
+static unsigned look_sent(struct dq_verbs_dgram *dg)
 {
 	struct seen seen[TAKE];
-	const unsigned room = DQ_MIN(ready_room(dg), TAKE);
-	uint64_t now = 0;
+	const unsigned room = DQ_MIN(ready_room(dg), TAKE), taken = room ? take(dg, &dg->sent, seen, room) : 0;
 
-	if (room == 0)
+	if (taken == 0)
 		return 0;
-	const unsigned taken = take(dg, seen, room);
+	dg->sent.event_due |= dg->sent.armed;
+	const uint64_t now = dg->dev->software ? dg->now_ns : read_clock(dg);
+	for (unsigned i = 0; i < taken; i++)
+		if (!is_of_old(dg, &seen[i]))
+			on_sent(dg, &seen[i], dg->stamped && seen[i].status == IBV_WC_SUCCESS ? dq_verbs_clock_ns(&dg->clock, seen[i].raw, now) : now);
+	return taken;
+}
+
+/* Look once at what came in: how many did. asleep: this ends a sleep. Only the first completion can have ended it; those behind
+ * may have come while this thread woke up. */
+static unsigned look_received(struct dq_verbs_dgram *dg, bool asleep)
+{
+	struct seen seen[TAKE];
+	const unsigned room = DQ_MIN(ready_room(dg), TAKE), taken = room ? take(dg, &dg->received, seen, room) : 0;
+
 	if (taken == 0) {
-		dg->empty_ns = dg->now_ns; /* a little earlier: right enough for a lower bound */
+		if (room)
+			dg->empty_ns = dg->now_ns; /* a little earlier: right enough for a lower bound */
 		return 0;
 	}
-	if (dg->armed)
-		dg->event_due = true;
+	dg->received.event_due |= dg->received.armed;
 	dg->own_slept = asleep;
+	const uint64_t now = read_clock(dg);
 	for (unsigned i = 0; i < taken; i++) {
-		const struct seen *c = &seen[i];
-		const bool sent = c->wr_id >> 63 == DQ_VERBS_DGRAM_WR_SEND;
-		uint64_t time;
-		if ((c->wr_id >> 32 & 0x7fffffffu) != (dg->life & 0x7fffffffu))
+		uint64_t time = now;
+		if (is_of_old(dg, &seen[i]))
 			continue;
-		if (now == 0 && !(sent && dg->dev->software))
-			now = read_clock(dg);
-		time = now;
-		if (dg->stamped)
-			time = c->status == IBV_WC_SUCCESS ? dq_verbs_clock_ns(&dg->clock, c->raw, now) : 0;
+		if (dg->stamped && seen[i].status == IBV_WC_SUCCESS)
+			time = dq_verbs_clock_ns(&dg->clock, seen[i].raw, now);
 		else if (asleep && i == 0)
 			time = DQ_MAX(now - DQ_MIN(dg->wake.correction_ns, now), dg->empty_ns);
-		if (sent)
-			on_sent(dg, c, time);
-		else
-			on_received(dg, c, time, now);
+		on_received(dg, &seen[i], time, now);
 	}
 	return taken;
+}
+
+static uint32_t sends_posted(const struct dq_verbs_dgram *dg)
+{
+	return dg->sends_used - dg->sends_held - dg->sends_failed;
+}
+
+static unsigned look(struct dq_verbs_dgram *dg, bool asleep)
+{
+	/* That something left is hardly ever what ended a sleep: it is looked for within the call that sends. */
+	const unsigned sent = sends_posted(dg) > 0 ? look_sent(dg) : 0;
+	return sent + look_received(dg, asleep);
 }
 
 /* ---- sending ---- */
@@ -262,7 +285,7 @@ static int post(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_send *s, struct
 		return rc == -ENOMEM ? -EAGAIN : rc;
 	dg->at_once = true;
 	for (unsigned i = 0; i < SENT_LOOKS && !dg->stamped && s->state == DQ_VERBS_DGRAM_POSTED; i++)
-		look(dg, false);
+		look_sent(dg);
 	dg->at_once = false;
 	return 0;
 }
@@ -336,14 +359,14 @@ static void held_release(struct dq_verbs_dgram *dg, uint64_t now)
 	}
 }
 
-static void failed_tell(struct dq_verbs_dgram *dg, uint64_t now)
+static void failed_tell(struct dq_verbs_dgram *dg)
 {
 	for (struct dq_verbs_dgram_send *s = dg->sends; dg->sends_failed > 0 && s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++) {
 		if (s->state != DQ_VERBS_DGRAM_FAILED || ready_room(dg) == 0)
 			continue;
 		dg->sends_failed--;
 		if (!s->own) {
-			struct dq_dgram_event *e = ready_add(dg, DQ_DGRAM_SEND_ERROR, dg->stamped ? 0 : now);
+			struct dq_dgram_event *e = ready_add(dg, DQ_DGRAM_SEND_ERROR, dg->now_ns);
 			e->id = s->id;
 			e->error = s->error;
 		}
@@ -394,12 +417,6 @@ static void port_check(struct dq_verbs_dgram *dg, uint64_t now)
 
 /* ---- how long waking up takes ---- */
 
-/* A series begins in a poll that there is anyway: an endpoint that nobody uses must not wake up for it. */
-static bool wake_wanted(const struct dq_verbs_dgram *dg)
-{
-	return dg->used || dg->wake.series == 0 || dg->wake.round > 0;
-}
-
 static bool own_send(struct dq_verbs_dgram *dg)
 {
 	struct dq_verbs_dgram_send *s = send_new(dg);
@@ -419,104 +436,96 @@ static bool own_send(struct dq_verbs_dgram *dg)
 	return true;
 }
 
-/* An absolute time on a file descriptor: it ends a sleep the way that a completion does, and nothing lies between the time meant
- * and the time set. 0: never. */
-static void timer_set(struct dq_verbs_dgram *dg, uint64_t at_ns)
-{
-	const struct itimerspec when = {.it_value = {.tv_sec = (time_t)(at_ns / 1000000000u), .tv_nsec = (long)(at_ns % 1000000000u)}};
-	timerfd_settime(dg->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
-}
-
 /* A poll begins, and has looked once. */
-static void wake_after(struct dq_verbs_dgram *dg, bool asleep, bool found)
+static void wake_after(struct dq_verbs_dgram *dg)
 {
-	struct dq_verbs_wake *w = &dg->wake;
-
-	if (w->step == DQ_VERBS_WAKE_TIMER) {
-		if (dg->now_ns >= w->due_ns) {
-			dq_verbs_wake_timed(w, asleep && !found, dg->now_ns);
-			timer_set(dg, 0);
-		}
-	} else if (w->step == DQ_VERBS_WAKE_SLEEP && dg->own_sent_ns) {
-		if (dg->own_seen_ns)
-			dq_verbs_wake_slept(w, dg->own_slept ? dg->own_seen_ns - dg->own_sent_ns : DQ_NEVER, dg->own_seen_ns);
-		else if (dg->now_ns >= w->due_ns)
-			dq_verbs_wake_slept(w, DQ_NEVER, dg->now_ns);
-		else
-			return;
-		timer_set(dg, 0);
-	}
+	if (dg->wake.step != DQ_VERBS_WAKE_SLEEP || dg->own_sent_ns == 0)
+		return;
+	if (dg->own_seen_ns)
+		dq_verbs_wake_slept(&dg->wake, dg->own_slept ? dg->own_seen_ns - dg->own_sent_ns : DQ_NEVER, dg->own_seen_ns);
+	else if (read_clock(dg) - dg->own_sent_ns > OWN_LOST_NS)
+		dq_verbs_wake_slept(&dg->wake, DQ_NEVER, dg->now_ns);
 }
 
-/* A poll found nothing and is about to end. True: look again. */
+/* A poll found nothing and is about to end. True: look again. A series begins in a poll that there is anyway: an endpoint that
+ * nobody uses must not wake up for it. */
 static bool wake_before(struct dq_verbs_dgram *dg)
 {
 	struct dq_verbs_wake *w = &dg->wake;
 
 	if (dg->stamped || !dg->own_ah || dg->broken || dg->sends_used > 0)
 		return false;
-	if (w->step == DQ_VERBS_WAKE_SLEEP && !dg->own_sent_ns) {
-		timer_set(dg, w->due_ns); /* should it get lost */
-		if (!own_send(dg))
-			dq_verbs_wake_slept(w, DQ_NEVER, dg->now_ns);
-		return false;
+	if (w->step == DQ_VERBS_WAKE_IDLE && dg->now_ns >= w->due_ns && (dg->used || w->series == 0 || w->round > 0)) {
+		if (w->round == 0)
+			dg->used = false;
+		dq_verbs_wake_begin(w);
 	}
-	if (w->step != DQ_VERBS_WAKE_IDLE || dg->now_ns < w->due_ns || !wake_wanted(dg))
-		return false;
-	dq_verbs_wake_begin(w);
-	if (w->round == 0)
-		dg->used = false;
-	unsigned looks = 0;
-	if (own_send(dg))
-		while (looks++ < OWN_LOOKS && !dg->own_seen_ns && ready_room(dg) > 0)
-			look(dg, false);
-	dq_verbs_wake_looped(w, dg->own_seen_ns ? dg->own_seen_ns - dg->own_sent_ns : DQ_NEVER, dg->own_seen_ns && looks == 1, read_clock(dg));
-	dg->own_sent_ns = 0;
-	timer_set(dg, w->due_ns);
-	return true;
+	if (w->step == DQ_VERBS_WAKE_POLL) {
+		if (own_send(dg))
+			for (unsigned i = 0; i < OWN_LOOKS && !dg->own_seen_ns && ready_room(dg) > 0; i++)
+				look(dg, false);
+		dq_verbs_wake_polled(w, dg->own_seen_ns ? dg->own_seen_ns - dg->own_sent_ns : DQ_NEVER);
+		dg->own_sent_ns = 0;
+		return true;
+	}
+	if (w->step == DQ_VERBS_WAKE_SLEEP && dg->own_sent_ns == 0 && !own_send(dg))
+		dq_verbs_wake_slept(w, DQ_NEVER, dg->now_ns);
+	return false;
 }
 
 /* ---- polling ---- */
 
-/* The queue is empty. True: it stayed so after the channel was armed. */
+/* Both queues are empty. True: they were armed before, and nothing came since. */
 static bool settle(struct dq_verbs_dgram *dg)
 {
+	struct dq_verbs_dgram_cq *const queues[] = {&dg->received, &dg->sent};
 	struct ibv_cq *cq;
 	void *context;
+	bool quiet = true;
 
-	if (dg->armed && dg->event_due && dg->lib->get_cq_event(dg->channel, &cq, &context) == 0) {
-		dg->armed = dg->event_due = false;
-		if (++dg->events_unacked == EVENTS_ACK) {
-			dg->lib->ack_cq_events(dg->cq, EVENTS_ACK);
-			dg->events_unacked = 0;
+	while ((dg->received.event_due || dg->sent.event_due) && dg->lib->get_cq_event(dg->channel, &cq, &context) == 0) {
+		struct dq_verbs_dgram_cq *q = context;
+		q->armed = q->event_due = false;
+		if (++q->unacked == EVENTS_ACK) {
+			dg->lib->ack_cq_events(q->cq, EVENTS_ACK);
+			q->unacked = 0;
 		}
 	}
-	if (dg->armed)
-		return true;
-	if (ibv_req_notify_cq(dg->cq, 0) != 0) {
-		dg->broken = true;
-		return true;
+	for (unsigned i = 0; i < 2; i++) {
+		struct dq_verbs_dgram_cq *q = queues[i];
+		if (q->armed || (q == &dg->sent && sends_posted(dg) == 0))
+			continue;
+		if (ibv_req_notify_cq(q->cq, 0) != 0)
+			dg->broken = true;
+		q->armed = true;
+		quiet = false;
 	}
-	dg->armed = true;
-	return false;
+	return quiet;
+}
+
+static unsigned ready_take(struct dq_verbs_dgram *dg, struct dq_dgram_event *out, unsigned n)
+{
+	unsigned taken = 0;
+
+	if (dg->sends_failed > 0)
+		failed_tell(dg);
+	while (taken < n && dg->ready_head != dg->ready_tail)
+		out[taken++] = dg->ready[dg->ready_head++ & (DQ_VERBS_DGRAM_READY - 1)];
+	return taken;
 }
 
 int dq_verbs_dgram_poll(struct dq_dgram *d, struct dq_dgram_event *out, unsigned n)
 {
 	struct dq_verbs_dgram *dg = dq_verbs_dgram_of(d);
 	const bool asleep = dg->asleep;
-	unsigned taken = 0, looks = 0;
 
-	dg->asleep = dg->more = false;
-	if (n == 0)
-		return 0;
-	const bool found = look(dg, asleep) > 0;
-	const uint64_t now = found ? dg->now_ns : read_clock(dg);
-	if (!dg->stamped)
-		wake_after(dg, asleep, found);
+	dg->asleep = false;
+	dg->more = true;
+	look(dg, asleep);
+	wake_after(dg);
 	if (dg->broken)
-		revive(dg, now);
-	port_check(dg, now);
+		revive(dg, read_clock(dg));
+	port_check(dg, dg->now_ns); /* in use, the clock is read often enough for that */
 	const uint32_t news = dq_verbs_ah_news(dg->ahs);
 	if (news != dg->ah_news) {
 		uint64_t made;
@@ -524,23 +533,21 @@ int dq_verbs_dgram_poll(struct dq_dgram *d, struct dq_dgram_event *out, unsigned
 		(void)done;
 		dg->ah_news = news;
 	}
-	held_release(dg, now);
-	for (;;) {
-		if (dg->sends_failed > 0)
-			failed_tell(dg, now);
-		while (taken < n && dg->ready_head != dg->ready_tail)
-			out[taken++] = dg->ready[dg->ready_head++ & (DQ_VERBS_DGRAM_READY - 1)];
-		dg->more = taken == n || looks++ == LOOKS_MAX;
-		if (dg->more)
-			break;
+	if (dg->sends_held > 0)
+		held_release(dg, read_clock(dg));
+	for (unsigned looks = 0; looks < LOOKS_MAX; looks++) {
+		const unsigned taken = ready_take(dg, out, n);
+		if (taken > 0 || n == 0)
+			return (int)taken;
 		if (look(dg, false) > 0 || !settle(dg) || wake_before(dg))
 			continue;
-		if (dg->ready_head == dg->ready_tail) {
+		if (dg->ready_head == dg->ready_tail && dg->sends_failed == 0) {
 			dg->asleep = true;
-			break;
+			dg->more = false;
+			return 0;
 		}
 	}
-	return (int)taken;
+	return 0;
 }
 
 int dq_verbs_dgram_fd(const struct dq_dgram *d)
@@ -553,7 +560,7 @@ uint64_t dq_verbs_dgram_next_deadline(const struct dq_dgram *d)
 	const struct dq_verbs_dgram *dg = dq_verbs_dgram_of_const(d);
 	uint64_t next = DQ_NEVER;
 
-	if (dg->more || dg->sends_failed > 0)
+	if (dg->more)
 		return 0;
 	if (dg->broken)
 		next = DQ_MIN(next, dg->revive_ns);
@@ -607,9 +614,7 @@ static int prepare(struct dq_verbs_dgram *dg, struct dq_error *err)
 	dq_verbs_ud_endpoint_put(&dg->endpoint, &dg->self);
 	dg->epfd = epoll_create1(EPOLL_CLOEXEC);
 	dg->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	dg->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (dg->epfd < 0 || dg->notify_fd < 0 || dg->timer_fd < 0 || watch(dg, dg->channel->fd) != 0 || watch(dg, dg->notify_fd) != 0 ||
-	    watch(dg, dg->timer_fd) != 0)
+	if (dg->epfd < 0 || dg->notify_fd < 0 || watch(dg, dg->channel->fd) != 0 || watch(dg, dg->notify_fd) != 0)
 		return dq_error_set(err, -errno, "device %s: file descriptors for datagrams: %s", name, strerror(errno));
 	rc = dq_verbs_ah_cache_create(HANDLES, &ops, dg->notify_fd, &dg->ahs);
 	if (rc)
@@ -631,7 +636,7 @@ int dq_verbs_dgram_open(struct dq_device *device, struct dq_dgram **out, struct 
 		return dq_error_set(err, -ENOMEM, "device %s: no memory for datagrams", dev->cfg.name);
 	dg->dev = dev;
 	dg->lib = dev->lib;
-	dg->epfd = dg->notify_fd = dg->timer_fd = -1;
+	dg->epfd = dg->notify_fd = -1;
 	dg->revive_wait_ns = REVIVE_NS;
 	read_clock(dg);
 	dq_verbs_wake_init(&dg->wake);
@@ -670,8 +675,6 @@ void dq_verbs_dgram_close(struct dq_dgram *d)
 		close(dg->epfd);
 	if (dg->notify_fd >= 0)
 		close(dg->notify_fd);
-	if (dg->timer_fd >= 0)
-		close(dg->timer_fd);
 	free(dg);
 }
 

@@ -2,8 +2,9 @@
 /*
  * Private to the datagram endpoint of the verbs provider: its object, and what its two files call of each other.
  *
- * The endpoint is one UD queue pair with a completion queue and a completion channel of its own, so the engine's thread and
- * this one share nothing but the device, which libibverbs lets them. Memory is one block: places for datagrams that come in,
+ * The endpoint is one UD queue pair with completion queues and a completion channel of its own, so the engine's thread and this
+ * one share nothing but the device, which libibverbs lets them. What is sent and what comes in have a completion queue each:
+ * nobody needs to be woken for what has left within the call, as most does. Memory is one block: places for datagrams that come in,
  * each behind the 40 bytes of its route, then places for those that go out.
  */
 #ifndef DQ_PROVIDER_VERBS_DGRAM_H
@@ -41,6 +42,14 @@ struct dq_verbs_dgram_send {
 	bool own;                          /* to oneself, for dq_verbs_wake: nobody is told */
 };
 
+struct dq_verbs_dgram_cq {
+	struct ibv_cq *cq;
+	struct ibv_cq_ex *stamped;         /* the same one, where completions carry stamps */
+	bool armed;                        /* the channel will tell of the next completion, or has */
+	bool event_due;                    /* a completion came while armed: so an event lies in the channel, or will soon */
+	uint32_t unacked;                  /* events */
+};
+
 struct dq_verbs_dgram {
 	struct dq_verbs_device *dev;
 	const struct dq_verbs_lib *lib;
@@ -51,8 +60,8 @@ struct dq_verbs_dgram {
 	struct dq_endpoint endpoint;
 
 	struct ibv_comp_channel *channel;
-	struct ibv_cq *cq;
-	struct ibv_cq_ex *stamped;         /* the same CQ, where completions carry stamps */
+	struct dq_verbs_dgram_cq sent, received;
+	bool stamped;
 	struct ibv_qp *qp;
 	uint32_t inline_bytes;
 	uint32_t life;                     /* of the QP: completions of an earlier one are none */
@@ -65,12 +74,8 @@ struct dq_verbs_dgram {
 	uint16_t repost[DQ_VERBS_DGRAM_REPOST];
 	uint32_t reposts;
 
-	int epfd;                          /* those below, and the channel's */
+	int epfd;                          /* the one below, and the channel's */
 	int notify_fd;                     /* eventfd: an address handle was made, or could not be */
-	int timer_fd;                      /* of the wake-up measurement */
-	bool armed;                        /* the channel will tell of the next completion, or has */
-	bool event_due;                    /* a completion came while armed: so an event lies in the channel, or will soon */
-	uint32_t events_unacked;
 
 	struct dq_verbs_ah_cache *ahs;
 	uint32_t ah_news;                  /* of them, seen */
@@ -83,14 +88,14 @@ struct dq_verbs_dgram {
 
 	struct dq_verbs_clock clock;
 	uint64_t now_ns;                   /* when the clock was last read */
-	uint64_t empty_ns;                 /* when the completion queue was last seen empty, or a little before */
+	uint64_t empty_ns;                 /* when nothing had come in, or a little before */
 	bool asleep;                       /* it was left empty and armed, and nothing was asked of it since */
-	bool more;                         /* left before it was empty */
+	bool more;                         /* left without a look at the end: to be polled again before a sleep */
 	bool at_once;                      /* looking for what was sent just now */
 	struct dq_verbs_wake wake;
 	uint64_t own_cookie;               /* what datagrams to oneself show */
 	uint64_t own_number;               /* of the latest */
-	uint64_t own_sent_ns, own_seen_ns; /* of the latest; seen 0: not yet */
+	uint64_t own_sent_ns, own_seen_ns; /* of the latest; 0: not yet */
 	bool own_slept;                    /* it ended a sleep */
 	bool used;                         /* since the last series of the wake-up measurement */
 	uint64_t ignored;                  /* datagrams that were none of ours */

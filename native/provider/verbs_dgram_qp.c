@@ -12,24 +12,57 @@
 
 /* ---- time stamps ---- */
 
-/* Most of libibverbs' devices have no counter, or cannot read it: then completions are stamped with the clock at hand. */
-static void stamped_cq_make(struct dq_verbs_dgram *dg)
+/* Most of libibverbs' devices have no counter, or cannot read it: then the clock is read. */
+static bool clock_find(struct dq_verbs_dgram *dg)
 {
 	struct ibv_context *ctx = dg->dev->ctx;
 	struct verbs_context *extended = verbs_get_ctx_op(ctx, query_device_ex);
 	struct ibv_device_attr_ex attr;
 
 	memset(&attr, 0, sizeof attr);
-	if (!extended || extended->query_device_ex(ctx, NULL, &attr, sizeof attr) != 0 || attr.completion_timestamp_mask == 0 ||
-	    dq_verbs_clock_init(&dg->clock, attr.completion_timestamp_mask, attr.hca_core_clock) != 0)
-		return;
+	return extended && extended->query_device_ex(ctx, NULL, &attr, sizeof attr) == 0 && attr.completion_timestamp_mask != 0 &&
+	       dq_verbs_clock_init(&dg->clock, attr.completion_timestamp_mask, attr.hca_core_clock) == 0;
+}
+
+static bool cq_make(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_cq *q, uint32_t entries, bool stamped)
+{
 	struct ibv_cq_init_attr_ex want = {
-		.cqe = PLACES, .cq_context = dg, .channel = dg->channel,
+		.cqe = entries, .cq_context = q, .channel = dg->channel,
 		.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
 	};
-	dg->stamped = ibv_create_cq_ex(ctx, &want);
-	if (dg->stamped)
-		dg->cq = ibv_cq_ex_to_cq(dg->stamped);
+	if (stamped) {
+		q->stamped = ibv_create_cq_ex(dg->dev->ctx, &want);
+		q->cq = q->stamped ? ibv_cq_ex_to_cq(q->stamped) : NULL;
+	} else {
+		q->cq = dg->lib->create_cq(dg->dev->ctx, (int)entries, q, dg->channel, 0);
+	}
+	return q->cq != NULL;
+}
+
+static void cq_free(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_cq *q)
+{
+	if (!q->cq)
+		return;
+	/* It waits for events that were fetched and not acknowledged. */
+	if (q->unacked)
+		dg->lib->ack_cq_events(q->cq, q->unacked);
+	dg->lib->destroy_cq(q->cq);
+	*q = (struct dq_verbs_dgram_cq){0};
+}
+
+/* All completions by one clock: both queues carry stamps, or none. */
+static int cqs_make(struct dq_verbs_dgram *dg)
+{
+	dg->stamped = clock_find(dg);
+	while (!cq_make(dg, &dg->sent, DQ_VERBS_DGRAM_SENDS, dg->stamped) ||
+	       !cq_make(dg, &dg->received, DQ_VERBS_DGRAM_RECEIVES, dg->stamped)) {
+		const int code = errno ? -errno : -EIO;
+		cq_free(dg, &dg->sent);
+		if (!dg->stamped)
+			return code;
+		dg->stamped = false;
+	}
+	return 0;
 }
 
 /* ---- the queue pair ---- */
@@ -98,7 +131,7 @@ static int qp_make(struct dq_verbs_dgram *dg)
 
 	for (size_t i = 0; i < sizeof inline_bytes / sizeof inline_bytes[0] && !dg->qp; i++) {
 		struct ibv_qp_init_attr want = {
-			.qp_context = dg, .send_cq = dg->cq, .recv_cq = dg->cq, .qp_type = IBV_QPT_UD, .sq_sig_all = 1,
+			.qp_context = dg, .send_cq = dg->sent.cq, .recv_cq = dg->received.cq, .qp_type = IBV_QPT_UD, .sq_sig_all = 1,
 			.cap = {.max_send_wr = DQ_VERBS_DGRAM_SENDS, .max_recv_wr = DQ_VERBS_DGRAM_RECEIVES, .max_send_sge = 1,
 				.max_recv_sge = 1, .max_inline_data = inline_bytes[i]},
 		};
@@ -119,11 +152,10 @@ int dq_verbs_dgram_queues_make(struct dq_verbs_dgram *dg, struct dq_error *err)
 	const int flags = fcntl(dg->channel->fd, F_GETFL);
 	if (flags < 0 || fcntl(dg->channel->fd, F_SETFL, flags | O_NONBLOCK) != 0)
 		return dq_error_set(err, -errno, "device %s: completion channel for datagrams: %s", name, strerror(errno));
-	stamped_cq_make(dg);
-	if (!dg->cq)
-		dg->cq = dg->lib->create_cq(dg->dev->ctx, PLACES, dg, dg->channel, 0);
-	if (!dg->cq)
-		return dq_error_set(err, -errno, "device %s: completion queue of %u for datagrams: %s", name, PLACES, strerror(errno));
+	rc = cqs_make(dg);
+	if (rc)
+		return dq_error_set(err, rc, "device %s: completion queues of %u and %u for datagrams: %s", name, DQ_VERBS_DGRAM_SENDS,
+				    DQ_VERBS_DGRAM_RECEIVES, strerror(-rc));
 
 	dg->memory_bytes = PLACES * DQ_VERBS_DGRAM_PLACE;
 	dg->memory = mmap(NULL, dg->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -150,12 +182,8 @@ void dq_verbs_dgram_queues_free(struct dq_verbs_dgram *dg)
 {
 	if (dg->qp)
 		dg->lib->destroy_qp(dg->qp);
-	if (dg->cq) {
-		/* It waits for events that were fetched and not acknowledged. */
-		if (dg->events_unacked)
-			dg->lib->ack_cq_events(dg->cq, dg->events_unacked);
-		dg->lib->destroy_cq(dg->cq);
-	}
+	cq_free(dg, &dg->sent);
+	cq_free(dg, &dg->received);
 	if (dg->mr)
 		dg->lib->dereg_mr(dg->mr);
 	if (dg->memory)
