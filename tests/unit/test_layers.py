@@ -55,6 +55,8 @@ PURE_PYTHON = [
     "profiles/retry.py",
     "inventory/gids.py",
     "inventory/discover.py",
+    "inventory/rdma_drivers.py",
+    "admin/rdma_hints.py",
 ]
 IMPURE_MODULES = {"asyncio", "os", "random", "select", "signal", "socket", "subprocess", "threading", "time", "aiohttp"}
 
