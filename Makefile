@@ -112,6 +112,8 @@ rdma-ready:
 	@$(PY) tests/vm/pyverbs_link.py
 
 test-rdma: rdma-ready ## run the RDMA tests on the kernel's soft-RoCE, in a guest where need be (ARGS=...)
+	@echo "building the C tests over RDMA, twice: for the undefined sanitizer, and for valgrind"
+	@$(LOCKED) $(PY) tests/vm/native.py --jobs $(JOBS)
 	@$(PY) tests/vm/run.py $(ARGS)
 
 lint: $(DEPS) ## check style, types and licence lines
