@@ -9,6 +9,17 @@
  * qp_any_thread is set, so may qp_create, qp_endpoint, qp_connect and the post_recv before it, by one thread at a time for all
  * QPs of a device, beside the thread that polls; qp_connect touches nothing any more once the QP can have told that it is
  * connected. Everything else of a QP, and its end, is the polling thread's.
+ *
+ * Who learns of what. tcp has a connection that ends; a reliable connection of RDMA has only acknowledgements, which the peer's
+ * device gives without its process. So when a QP was fenced, failed or destroyed at one end, the other
+ *   - learns it when it sends: REMOTE_GONE where the transport tells, else TIMEOUT when the retries are used up;
+ *   - on a control QP also when idle, by heartbeats;
+ *   - as an idle data QP perhaps never (tcp: at once).
+ * A write that is refused fails the sender's QP with REMOTE_ACCESS, and nothing is written. The receiver's QP is in error, too: it
+ * says so at once (tcp: REMOTE_ACCESS), or when something is posted on it. A peer that is stopped or polls slowly takes, on
+ * RDMA, what it has receives for; the sender's further work waits, and ends with TIMEOUT at the deadline.
+ * native/tests/test_transport*.c hold every provider to what is said here.
+ *
  * Errors: functions return 0 or a negative errno; those that take a struct dq_error also fill its text. Nothing aborts.
  * Units: bytes, nanoseconds of CLOCK_MONOTONIC, bits per second.
  */
@@ -144,8 +155,8 @@ enum dq_wc_status {
 	DQ_WC_REMOTE_GONE,           /* connection closed or reset by the peer */
 	DQ_WC_TIMEOUT,               /* no progress before the deadline, or connection not made in time */
 	DQ_WC_LOCAL,                 /* local error: memory, length */
-	DQ_WC_PROTOCOL,              /* the peer sent what this version does not understand */
-	DQ_WC_NOT_READY,             /* the peer had no receive posted, again and again */
+	DQ_WC_PROTOCOL,              /* the peer sent what this version does not understand, or a send longer than the receive */
+	DQ_WC_NOT_READY,             /* the peer had no receive posted, again and again; verbs asks until the deadline: TIMEOUT */
 	DQ_WC_PATH_MTU,              /* small packets reach the peer and come back, packets of the path MTU do not */
 	DQ_WC_DEVICE,                /* the local device or its port failed */
 };
@@ -199,14 +210,19 @@ struct dq_provider {
 	int (*qp_create)(struct dq_device *dev, const struct dq_qp_attr *attr, struct dq_qp **out, struct dq_error *err);
 	void (*qp_endpoint)(const struct dq_qp *qp, struct dq_endpoint *out);
 	/* Begin to connect; DQ_WC_CONNECTED or DQ_WC_FAILED follows. One end has dial true, the other false. A passive end must
-	 * be told the peer's endpoint too, and accepts only the connection that carries its own one-time token. */
+	 * be told the peer's endpoint too, and accepts only the connection that carries its own one-time token. It may be told after
+	 * the other dialed, but soon: within the retries on verbs. Hostile endpoints are refused, or lead nowhere; verbs may look for
+	 * the way to an address for a second. */
 	int (*qp_connect)(struct dq_qp *qp, const struct dq_endpoint *peer, bool dial, struct dq_error *err);
 	/* To ERROR: nothing more is sent or received, the peer can write no more through it; posted work completes FLUSHED and
-	 * DQ_WC_FAILED with status DQ_WC_FLUSHED ends the QP's completions (nothing when it had failed before). */
+	 * DQ_WC_FAILED with status DQ_WC_FLUSHED ends the QP's completions (nothing when it had failed before). At the latest when
+	 * that was polled, no memory is written through it any more, and every segment that came whole was polled before. */
 	void (*qp_fence)(struct dq_qp *qp);
 	void (*qp_destroy)(struct dq_qp *qp);                     /* completions not yet polled are dropped */
 
-	/* Batches; return how many were taken (fewer when the send depth is reached), or negative errno (-ENOTCONN, -EIO). */
+	/* Batches; return how many were taken (fewer when the depth is reached), or negative errno: -ENOTCONN, -EIO (the QP failed),
+	 * -EINVAL (the first one is wrong: memory, range). Of several, those before a wrong one are taken; the QP is as
+	 * good as before. Writes are for data QPs, sends and receives for control QPs. Each has one completion, in order. */
 	int (*post_write)(struct dq_qp *qp, const struct dq_write *wr, unsigned n);
 	int (*post_send)(struct dq_qp *qp, const struct dq_send *wr, unsigned n);
 	int (*post_recv)(struct dq_qp *qp, const struct dq_recv *wr, unsigned n);
@@ -222,11 +238,14 @@ struct dq_provider {
 	int (*dgram_open)(struct dq_device *dev, struct dq_dgram **out, struct dq_error *err);
 	void (*dgram_close)(struct dq_dgram *dg);
 	void (*dgram_endpoint)(const struct dq_dgram *dg, struct dq_endpoint *out);
-	/* flow_label: as of the QP whose way through the fabric it shall take; tcp ignores it. */
+	/* flow_label: as of the QP whose way through the fabric it shall take; tcp ignores it. -EMSGSIZE: longer than 128. -EAGAIN: not
+	 * now, poll and try again (too many under way, or the way to a new peer is still looked for). Another error: not an endpoint
+	 * that can be reached from here. What arrives has in `from` the very bytes of its sender's dgram_endpoint. */
 	int (*dgram_send)(struct dq_dgram *dg, const struct dq_endpoint *to, uint32_t flow_label, struct dq_link *link, uint64_t id,
 			  const void *data, uint16_t len);
 	int (*dgram_poll)(struct dq_dgram *dg, struct dq_dgram_event *out, unsigned n);
-	int (*dgram_fd)(const struct dq_dgram *dg);               /* to be watched level-triggered for reading */
+	/* To be watched level-triggered for reading, after a poll that took fewer than it could. */
+	int (*dgram_fd)(const struct dq_dgram *dg);
 	/* Poll again by then at the latest; 0 = before any sleep: the fd need not be readable for what is there. */
 	uint64_t (*dgram_next_deadline)(const struct dq_dgram *dg);
 	const char *(*dgram_time_source)(const struct dq_dgram *dg); /* "kernel", "completion", "software", "virtual" */
