@@ -45,6 +45,7 @@ struct dq_sim_events {
 	uint64_t orders;
 	uint64_t now_ps;
 	uint64_t handled;
+	uint32_t popped;         /* lane of the last event */
 	bool lost;               /* no memory for an event: the run cannot go on */
 };
 
@@ -94,6 +95,7 @@ static inline bool dq_sim_events_pop(struct dq_sim_events *q, uint64_t until_ps,
 		return false;
 	q->now_ps = least;
 	q->handled++;
+	q->popped = at;
 	if (DQ_UNLIKELY(at == DQ_SIM_HEAP)) {
 		dq_sim_events_pop_timer(q, out);
 		return true;
@@ -102,6 +104,17 @@ static inline bool dq_sim_events_pop(struct dq_sim_events *q, uint64_t until_ps,
 	*out = lane->ring[lane->head++ & (lane->room - 1)];
 	q->next[at] = lane->head == lane->tail ? DQ_NEVER : lane->ring[lane->head & (lane->room - 1)].ps;
 	return true;
+}
+
+/* Argument of the event that comes so many after the next one in the lane of the last; `own` when there is none. */
+static inline uint32_t dq_sim_events_ahead(const struct dq_sim_events *q, uint32_t ahead, uint32_t own)
+{
+	const struct dq_sim_lane *lane;
+
+	if (q->popped == DQ_SIM_HEAP)
+		return own;
+	lane = &q->lanes[q->popped];
+	return lane->tail - lane->head > ahead ? lane->ring[(lane->head + ahead) & (lane->room - 1)].arg : own;
 }
 
 #endif

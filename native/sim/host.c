@@ -22,7 +22,7 @@ static uint64_t mix(uint64_t z)
 static void qp_activate(struct dq_sim *s, uint32_t index)
 {
 	struct sim_qp *q = &s->qps[index];
-	struct sim_gpu *g = &s->gpus[s->ends[q->end]->gpu];
+	struct sim_gpu *g = &s->gpus[q->gpu];
 	struct sim_ring *ring = &g->qps[q->control && s->config.priority ? DQ_SIM_FIRST : DQ_SIM_DATA];
 
 	q->active = true;
@@ -45,7 +45,7 @@ static void qp_post(struct dq_sim *s, uint32_t index, uint32_t segment)
 	q->tail = segment;
 	if (!q->active)
 		qp_activate(s, index);
-	dq_sim_port_kick(&s->fabric, dq_sim_topology_nic(&s->topology, s->ends[q->end]->gpu));
+	dq_sim_port_kick(&s->fabric, dq_sim_topology_nic(&s->topology, q->gpu));
 }
 
 static uint32_t segment_new(struct dq_sim *s, uint32_t qp, uint32_t bytes)
@@ -153,13 +153,13 @@ static void deliver(void *user, uint32_t packet)
 	p->hops = back->hops;
 	memcpy(p->route, back->route, sizeof p->route);
 	p->next = DQ_NONE;
-	g = &s->gpus[s->ends[back->end]->gpu];
+	g = &s->gpus[back->gpu];
 	if (g->acks.tail == DQ_NONE)
 		g->acks.head = packet;
 	else
 		dq_sim_packet_at(&s->fabric, g->acks.tail)->next = packet;
 	g->acks.tail = packet;
-	dq_sim_port_kick(&s->fabric, dq_sim_topology_nic(&s->topology, s->ends[back->end]->gpu));
+	dq_sim_port_kick(&s->fabric, dq_sim_topology_nic(&s->topology, back->gpu));
 }
 
 const struct dq_sim_fabric_ops sim_fabric_ops = { .pull = pull, .deliver = deliver };
@@ -455,6 +455,7 @@ static uint32_t end_new(struct dq_sim *s, uint32_t gpu, uint32_t to, const struc
 
 		memset(q, 0, sizeof *q);
 		q->end = e->index;
+		q->gpu = gpu;
 		q->head = q->tail = q->next = DQ_NONE;
 		q->control = i == 0;
 		q->hops = (uint8_t)dq_sim_topology_route(&s->topology, gpu, to, (uint32_t)(plane % s->config.region.planes), q->route);

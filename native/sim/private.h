@@ -26,7 +26,7 @@ struct sim_segment {             /* a work request of a QP: a segment of data, o
 
 struct sim_qp {
 	uint16_t route[DQ_SIM_MAX_HOPS];
-	uint32_t end;
+	uint32_t end, gpu;
 	uint32_t peer;           /* QP of the other end: acknowledgements come back by its route */
 	uint32_t head, tail;     /* segments not wholly sent */
 	uint32_t sent;           /* bytes of head */
