@@ -155,6 +155,111 @@ static void test_connect(void **state)
 	pair_close(&t);
 }
 
+/* QPs are made and connected by a thread of their own, where the provider says so, while another polls and carries data. */
+struct maker {
+	struct pair *pair;
+	struct dq_qp *qps[2];          /* the maker's while `made` is false */
+	atomic_bool made, stop;
+	bool failed;
+};
+
+static void *maker_run(void *arg)
+{
+	struct maker *m = arg;
+
+	for (unsigned round = 0; !m->failed && !atomic_load(&m->stop);) {
+		const struct timespec rest = {.tv_nsec = 20000}; /* for the other thread, where there is one CPU */
+		if (atomic_load(&m->made)) {
+			nanosleep(&rest, NULL);
+			continue;
+		}
+		struct dq_endpoint at[2];
+		const struct dq_qp_attr attr = {.ctx = m, .kind = DQ_QP_DATA, .send_depth = 4, .recv_depth = 4, .retries = 7};
+		for (int end = 0; end < 2 && !m->failed; end++) {
+			struct side *s = side_of(m->pair, end);
+			m->failed |= s->p->qp_create(s->dev, &attr, &m->qps[end], NULL) != 0;
+			if (!m->failed)
+				s->p->qp_endpoint(m->qps[end], &at[end]);
+		}
+		const int dial = (int)(round++ % 2);
+		for (int step = 0; step < 2 && !m->failed; step++) { /* the one that waits is told first */
+			const int end = step ? dial : !dial;
+			struct side *s = side_of(m->pair, end);
+			m->failed |= s->p->qp_connect(m->qps[end], &at[!end], end == dial, NULL) != 0;
+		}
+		atomic_store(&m->made, true);
+	}
+	return NULL;
+}
+
+static void test_connect_from_another_thread(void **state)
+{
+	enum { ROUNDS = 60 };
+	struct pair t;
+	struct dq_qp *qa, *qb;
+	struct maker m = {.pair = &t};
+	pthread_t thread;
+	int busy;
+	unsigned rounds = 0, connected = 0, carried = 0, posted = 0, done = 0, seen = 0;
+
+	(void)state;
+	pair_open(&t);
+	if (!t.a.p->qp_any_thread) {
+		pair_close(&t);
+		skip();
+	}
+	qp_pair_marked(&t, DQ_QP_DATA, 4, &busy, &qa, &qb);
+	assert_int_equal(pthread_create(&thread, NULL, maker_run, &m), 0);
+	const uint64_t guard = clock_ns() + PATIENCE_NS;
+	while (rounds < ROUNDS || done < posted || seen < posted) {
+		if (rounds < ROUNDS && posted == done && posted == seen) {
+			const struct dq_write wr = write_of(&t.a, &t.b, posted, 0, 2000);
+			assert_int_equal(t.a.p->post_write(qa, &wr, 1), 1);
+			posted++;
+		}
+		unsigned polled = 0;
+		for (int end = 0; end < 2; end++) {
+			struct dq_wc wc[8];
+			const int n = side_of(&t, end)->p->poll(side_of(&t, end)->dev, wc, 8);
+			polled += (unsigned)n;
+			for (int i = 0; i < n; i++) {
+				assert_int_equal(wc[i].status, DQ_WC_SUCCESS);
+				if (wc[i].ctx == &busy) {
+					done += wc[i].op == DQ_WC_WRITE;
+					seen += wc[i].op == DQ_WC_SEGMENT;
+				} else {
+					assert_ptr_equal(wc[i].ctx, &m);
+					connected += wc[i].op == DQ_WC_CONNECTED;
+					carried += wc[i].op != DQ_WC_CONNECTED;
+				}
+			}
+		}
+		if (connected == 2 && atomic_load(&m.made)) { /* both ends write at once */
+			connected = 0;
+			for (int end = 0; end < 2; end++) {
+				const struct dq_write wr = write_of(side_of(&t, end), side_of(&t, !end), 1, 8192, 3000);
+				assert_int_equal(side_of(&t, end)->p->post_write(m.qps[end], &wr, 1), 1);
+			}
+		}
+		if (carried == 4) {
+			carried = 0;
+			rounds++;
+			qp_pair_destroy(&t, m.qps[0], m.qps[1]);
+			if (rounds == ROUNDS)
+				atomic_store(&m.stop, true);
+			else
+				atomic_store(&m.made, false);
+		}
+		if (polled == 0)
+			pair_rest(&t);
+		assert_true(clock_ns() < guard);
+	}
+	pthread_join(thread, NULL);
+	assert_false(m.failed);
+	qp_pair_destroy(&t, qa, qb);
+	pair_close(&t);
+}
+
 /* ---- memory ---- */
 
 static void test_registration(void **state)
@@ -962,6 +1067,7 @@ int main(void)
 		cmocka_unit_test(test_device_that_is_not_there),
 		cmocka_unit_test(test_readdress),
 		cmocka_unit_test(test_connect),
+		cmocka_unit_test(test_connect_from_another_thread),
 		cmocka_unit_test(test_registration),
 		cmocka_unit_test(test_registration_in_pieces),
 		cmocka_unit_test(test_registration_from_another_thread),
