@@ -266,8 +266,8 @@ static enum dq_wc_status status_of(const struct dq_verbs_qp *qp, const struct ib
 		return DQ_WC_PROTOCOL;
 	case IBV_WC_FATAL_ERR:
 		return DQ_WC_DEVICE;
-	default:
-		return DQ_WC_LOCAL;
+	default: /* some devices call it a local error that nothing leaves the port */
+		return qp->dev->port.up ? DQ_WC_LOCAL : DQ_WC_DEVICE;
 	}
 }
 
