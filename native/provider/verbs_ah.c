@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -29,7 +28,6 @@ struct entry {
 struct dq_verbs_ah_cache {
 	struct dq_verbs_ah_ops ops;
 	int notify_fd;
-	atomic_uint news;            /* counted after writing: who sees it finds something to read */
 	pthread_t thread;
 	pthread_mutex_t lock;        /* all below, and the uses of handles */
 	pthread_cond_t wish;
@@ -40,6 +38,7 @@ struct dq_verbs_ah_cache {
 	uint32_t *buckets;
 	struct entry *entries;
 	uint64_t wishes;
+	uint32_t news;
 };
 
 static uint32_t bucket_of(const struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer *peer, uint32_t flow_label)
@@ -144,13 +143,16 @@ static void *run(void *arg)
 			}
 		}
 		pthread_cond_signal(&c->done);
-		pthread_mutex_unlock(&c->lock);
-		destroy(c, old);
+		/* Both under the lock: who finds the descriptor readable finds the news as well, without turning in a circle. */
 		const uint64_t one = 1;
 		ssize_t done = write(c->notify_fd, &one, sizeof one); /* EAGAIN: is readable anyway */
 		(void)done;
-		atomic_fetch_add(&c->news, 1);
-		pthread_mutex_lock(&c->lock);
+		c->news++;
+		if (old) {
+			pthread_mutex_unlock(&c->lock);
+			destroy(c, old);
+			pthread_mutex_lock(&c->lock);
+		}
 	}
 	pthread_mutex_unlock(&c->lock);
 	return NULL;
@@ -249,9 +251,12 @@ int dq_verbs_ah_take(struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer 
 	return rc;
 }
 
-uint32_t dq_verbs_ah_news(const struct dq_verbs_ah_cache *c)
+uint32_t dq_verbs_ah_news(struct dq_verbs_ah_cache *c)
 {
-	return atomic_load(&c->news);
+	pthread_mutex_lock(&c->lock);
+	const uint32_t news = c->news;
+	pthread_mutex_unlock(&c->lock);
+	return news;
 }
 
 void dq_verbs_ah_give(struct dq_verbs_ah_cache *c, struct dq_verbs_ah *ah)

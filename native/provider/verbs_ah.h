@@ -43,7 +43,7 @@ void dq_verbs_ah_cache_destroy(struct dq_verbs_ah_cache *c);
 int dq_verbs_ah_take(struct dq_verbs_ah_cache *c, const struct dq_verbs_ud_peer *peer, uint32_t flow_label, uint64_t now_ns,
 		     uint64_t wait_ns, struct dq_verbs_ah **out);
 /* How often notify_fd was written to. One not seen before: read the descriptor, and ask again for what was being made. */
-uint32_t dq_verbs_ah_news(const struct dq_verbs_ah_cache *c);
+uint32_t dq_verbs_ah_news(struct dq_verbs_ah_cache *c);
 void dq_verbs_ah_give(struct dq_verbs_ah_cache *c, struct dq_verbs_ah *ah);
 /* The local address changed: forget all. */
 void dq_verbs_ah_flush(struct dq_verbs_ah_cache *c);

@@ -4,8 +4,10 @@
  *
  * The endpoint is one UD queue pair with completion queues and a completion channel of its own, so the engine's thread and this
  * one share nothing but the device, which libibverbs lets them. What is sent and what comes in have a completion queue each:
- * nobody needs to be woken for what has left within the call, as most does. Memory is one block: places for datagrams that come in,
- * each behind the 40 bytes of its route, then places for those that go out.
+ * nobody needs to be woken for what has left within the call, as most does.
+ *
+ * Memory is one block: places for datagrams that come in, each behind the 40 bytes of its route; places for those that go out; and
+ * one that takes the rest of any that is longer than it may be, as one that does not fit would stop the queue pair.
  */
 #ifndef DQ_PROVIDER_VERBS_DGRAM_H
 #define DQ_PROVIDER_VERBS_DGRAM_H
@@ -21,6 +23,7 @@
 #define DQ_VERBS_DGRAM_REPOST 32u      /* receives posted at once */
 #define DQ_VERBS_DGRAM_READY 64u       /* events not yet polled; a power of two */
 #define DQ_VERBS_DGRAM_PAYLOAD 128u    /* as in struct dq_dgram_event */
+#define DQ_VERBS_DGRAM_REST 4096u      /* the longest datagram: the largest MTU */
 #define DQ_VERBS_DGRAM_PLACE 192u      /* of one datagram in memory: route, payload, a multiple of the cache line */
 
 enum dq_verbs_dgram_send_state {
@@ -44,7 +47,7 @@ struct dq_verbs_dgram_send {
 
 struct dq_verbs_dgram_cq {
 	struct ibv_cq *cq;
-	struct ibv_cq_ex *stamped;         /* the same one, where completions carry stamps */
+	struct ibv_cq_ex *ex;              /* the same one, if it is of the extended kind, which may carry stamps */
 	bool armed;                        /* the channel will tell of the next completion, or has */
 	bool event_due;                    /* a completion came while armed: so an event lies in the channel, or will soon */
 	uint32_t unacked;                  /* events */
@@ -61,7 +64,8 @@ struct dq_verbs_dgram {
 
 	struct ibv_comp_channel *channel;
 	struct dq_verbs_dgram_cq sent, received;
-	bool stamped;
+	bool stamped;                      /* by the NIC, both of them */
+	bool extended;                     /* of the extended kind also without stamps */
 	struct ibv_qp *qp;
 	uint32_t inline_bytes;
 	uint32_t life;                     /* of the QP: completions of an earlier one are none */
@@ -119,11 +123,22 @@ static inline uint8_t *dq_verbs_dgram_send_place(const struct dq_verbs_dgram *dg
 	return dq_verbs_dgram_recv_place(dg, DQ_VERBS_DGRAM_RECEIVES + i);
 }
 
+static inline uint8_t *dq_verbs_dgram_rest(const struct dq_verbs_dgram *dg)
+{
+	return dq_verbs_dgram_send_place(dg, DQ_VERBS_DGRAM_SENDS);
+}
+
 static inline struct dq_verbs_dgram *dq_verbs_dgram_of(struct dq_dgram *d) { return (struct dq_verbs_dgram *)(void *)d; }
 static inline const struct dq_verbs_dgram *dq_verbs_dgram_of_const(const struct dq_dgram *d)
 {
 	return (const struct dq_verbs_dgram *)(const void *)d;
 }
+
+/* ---- verbs_dgram.c ---- */
+
+/* As dq_verbs_dgram_open; extended: with the kind of completion queue that stamps need, also on a device that has none, so that
+ * tests reach that way. */
+int dq_verbs_dgram_open_as(struct dq_device *dev, bool extended, struct dq_dgram **out, struct dq_error *err);
 
 /* ---- verbs_dgram_qp.c: queue pair, completion queue, memory ---- */
 

@@ -28,14 +28,15 @@ static bool cq_make(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_cq *q, uint
 {
 	struct ibv_cq_init_attr_ex want = {
 		.cqe = entries, .cq_context = q, .channel = dg->channel,
-		.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+		.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID |
+			    (stamped ? (uint64_t)IBV_WC_EX_WITH_COMPLETION_TIMESTAMP : 0),
 	};
-	if (stamped) {
-		q->stamped = ibv_create_cq_ex(dg->dev->ctx, &want);
-		q->cq = q->stamped ? ibv_cq_ex_to_cq(q->stamped) : NULL;
-	} else {
-		q->cq = dg->lib->create_cq(dg->dev->ctx, (int)entries, q, dg->channel, 0);
+	if (stamped || dg->extended) {
+		q->ex = ibv_create_cq_ex(dg->dev->ctx, &want);
+		q->cq = q->ex ? ibv_cq_ex_to_cq(q->ex) : NULL;
 	}
+	if (!q->cq && !stamped)
+		q->cq = dg->lib->create_cq(dg->dev->ctx, (int)entries, q, dg->channel, 0);
 	return q->cq != NULL;
 }
 
@@ -76,13 +77,14 @@ static int modify(struct dq_verbs_dgram *dg, struct ibv_qp_attr *attr, int mask)
 static int receives_post(struct dq_verbs_dgram *dg, const uint16_t *places, uint32_t n)
 {
 	struct ibv_recv_wr wr[DQ_VERBS_DGRAM_REPOST], *bad;
-	struct ibv_sge sge[DQ_VERBS_DGRAM_REPOST];
+	struct ibv_sge sge[DQ_VERBS_DGRAM_REPOST][2];
 
 	for (uint32_t i = 0; i < n; i++) {
-		sge[i] = (struct ibv_sge){.addr = (uintptr_t)dq_verbs_dgram_recv_place(dg, places[i]),
-					  .length = DQ_VERBS_UD_GRH_BYTES + DQ_VERBS_DGRAM_PAYLOAD, .lkey = dg->mr->lkey};
+		sge[i][0] = (struct ibv_sge){.addr = (uintptr_t)dq_verbs_dgram_recv_place(dg, places[i]),
+					     .length = DQ_VERBS_UD_GRH_BYTES + DQ_VERBS_DGRAM_PAYLOAD, .lkey = dg->mr->lkey};
+		sge[i][1] = (struct ibv_sge){.addr = (uintptr_t)dq_verbs_dgram_rest(dg), .length = DQ_VERBS_DGRAM_REST, .lkey = dg->mr->lkey};
 		wr[i] = (struct ibv_recv_wr){.wr_id = dq_verbs_dgram_wr_id(dg, DQ_VERBS_DGRAM_WR_RECV, places[i]),
-					     .next = i + 1 < n ? &wr[i + 1] : NULL, .sg_list = &sge[i], .num_sge = 1};
+					     .next = i + 1 < n ? &wr[i + 1] : NULL, .sg_list = sge[i], .num_sge = dg->dev->attr.max_sge > 1 ? 2 : 1};
 	}
 	return -ibv_post_recv(dg->qp, wr, &bad);
 }
@@ -133,7 +135,7 @@ static int qp_make(struct dq_verbs_dgram *dg)
 		struct ibv_qp_init_attr want = {
 			.qp_context = dg, .send_cq = dg->sent.cq, .recv_cq = dg->received.cq, .qp_type = IBV_QPT_UD, .sq_sig_all = 1,
 			.cap = {.max_send_wr = DQ_VERBS_DGRAM_SENDS, .max_recv_wr = DQ_VERBS_DGRAM_RECEIVES, .max_send_sge = 1,
-				.max_recv_sge = 1, .max_inline_data = inline_bytes[i]},
+				.max_recv_sge = dg->dev->attr.max_sge > 1 ? 2 : 1, .max_inline_data = inline_bytes[i]},
 		};
 		dg->qp = dg->lib->create_qp(dg->dev->pd, &want);
 		dg->inline_bytes = dg->qp ? want.cap.max_inline_data : 0;
@@ -157,7 +159,7 @@ int dq_verbs_dgram_queues_make(struct dq_verbs_dgram *dg, struct dq_error *err)
 		return dq_error_set(err, rc, "device %s: completion queues of %u and %u for datagrams: %s", name, DQ_VERBS_DGRAM_SENDS,
 				    DQ_VERBS_DGRAM_RECEIVES, strerror(-rc));
 
-	dg->memory_bytes = PLACES * DQ_VERBS_DGRAM_PLACE;
+	dg->memory_bytes = PLACES * DQ_VERBS_DGRAM_PLACE + DQ_VERBS_DGRAM_REST;
 	dg->memory = mmap(NULL, dg->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (dg->memory == MAP_FAILED) {
 		dg->memory = NULL;
