@@ -108,6 +108,10 @@ def register(app: typer.Typer) -> None:
             typer.Option("--cell", min=1, max=256, help="Packets that are sent as one: faster, coarser. 1 is exact."),
         ] = None,
         listed: Annotated[bool, typer.Option("--list", help="Name the scenarios that come with the package.")] = False,
+        report: Annotated[
+            Path | None,
+            typer.Option("--report", metavar="FILE", help="Write the result as a page that needs nothing else."),
+        ] = None,
         as_json: JsonOption = False,
     ) -> None:
         """Simulate a fabric packet by packet, with the core of the daemon at its ends, and compare senders.
@@ -149,6 +153,13 @@ def register(app: typer.Typer) -> None:
         finally:
             if sys.stderr.isatty():
                 sys.stderr.write("\r\033[K")
+        if report is not None:
+            from dqplbd.simulation.report import report_html
+
+            try:
+                report.write_text(report_html(result), encoding="utf-8")
+            except OSError as error:
+                fail(f"{report}: {error.strerror}", "name a file that can be written with --report", EXIT_USAGE)
         if as_json:
             emit_json("simulation", result.as_dict())
         else:

@@ -10,7 +10,8 @@ module             concern
 ``measures.py``    bounds, bandwidths, percentiles, fairness.  Pure
 ``simulator.py``   the only wrapper of the compiled simulator, ``native/sim``
 ``compare.py``     runs a scenario for each sender
-``report.py``      the result as one HTML page
+``charts.py``      charts as SVG.  Pure
+``report.py``      the result as one HTML page.  Pure
 =================  ===================================================================================================
 
 The compiled part runs the daemon's own core in virtual time; see ``native/sim/sim.h`` for the model.

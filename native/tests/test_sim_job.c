@@ -125,6 +125,30 @@ static void test_throughput_is_window_over_rtt_or_the_rate(void **state)
 	}
 }
 
+/*
+ * A NIC takes its QPs in turn, packet by packet: k segments end together, so the rounds of a message last as long as if they
+ * were one. (The first of them leads by a packet more each round; a long message overcomes it after some thirty rounds.)
+ */
+static void test_more_qps_make_a_round_longer(void **state)
+{
+	static const uint32_t qps[] = { 1, 2, 4 };
+
+	(void)state;
+	for (unsigned i = 0; i < 3; i++) {
+		struct dq_sim_config config = config_new(512 * KIB, 128 * KIB, qps[i]);
+		struct dq_sim_message m = message(0, 2, 2 * MIB);
+		double round = segment_ns(DQ_SIM_RACK, &config, (uint64_t)qps[i] * 128 * KIB), line = 50.0 * MTU / (MTU + HEADER);
+		dq_sim *s;
+
+		config.profiles[DQ_SIM_RACK].outstanding = 4 / qps[i];
+		s = job_new(&config, &m, 1);
+		run(s);
+		near((2.0 * MIB - 512 * KIB) / ((double)done_ns(s) - 8000 - 512 * KIB / line), DQ_MIN(512 * KIB / round, line), 0.03 * i + 0.02,
+		     "throughput, bytes a ns,");
+		dq_sim_destroy(s);
+	}
+}
+
 static void test_software_takes_its_time(void **state)
 {
 	struct dq_sim_config config = config_new(64 * KIB, 64 * KIB, 1);
@@ -578,6 +602,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_throughput_is_window_over_rtt_or_the_rate),
+		cmocka_unit_test(test_more_qps_make_a_round_longer),
 		cmocka_unit_test(test_software_takes_its_time),
 		cmocka_unit_test(test_queue_is_window_less_bdp),
 		cmocka_unit_test(test_incast_queues_all_windows),
