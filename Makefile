@@ -127,8 +127,9 @@ bench: ## measure against the references, print the table, write build/bench.jso
 	@$(MAKE) $(INSTALLED)
 	@$(PY) tests/bench/run.py $(ARGS)
 
-lab: rdma-ready ## whole daemons in simulated time: up to 32 hosts in five buildings, links of 100 Gbit/s (ARGS=...)
-	@$(PY) tests/vm/lab/run.py $(ARGS)
+lab: rdma-ready ## whole daemons in simulated time: 32 hosts in racks, zones, buildings (HOSTS=16 SEED=1 SCENARIO=incast)
+	@$(PY) tests/vm/lab/run.py $(if $(HOSTS),--hosts $(HOSTS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(SCENARIO),--scenario $(SCENARIO)) $(ARGS)
 
 docs: $(INSTALLED) ## write docs/configuration.md and docs/metrics.md again from the models and the catalogue
 	@mkdir -p docs build

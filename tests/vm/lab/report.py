@@ -116,12 +116,14 @@ def rows_of(job: Job, results: dict[str, Any]) -> list[Row]:
     """The rows of one job."""
     prefix = f"lab_{job.name}"
     rows = []
-    if not job.transfers:
+    if job.probing:
         classes = classes_of(job, results["computed"]["paths"])
-        rows.append(Row(f"{prefix}_classes_right", "paths", classes.right, classes.wanted, 1.0))
+        head = f"lab_probing_{len(job.places)}"
+        rows.append(Row(f"{head}_classes_right", "paths", classes.right, classes.wanted, 1.0))
         for path_class, error in sorted(classes.errors.items(), key=lambda item: RTT_NS[item[0]]):
-            name = f"{prefix}_rtt_error_{path_class}"
+            name = f"{head}_rtt_error_{path_class}"
             rows.append(Row(name, "ns", error, RTT_NS[path_class], RTT_ERROR_NS, "low", "value"))
+    if not job.transfers:
         return rows
     traffic = {setting.name: traffic_of(job, results[setting.name]) for setting in job.settings}
     static = traffic["static"]
@@ -155,7 +157,7 @@ def tables_of(jobs: Iterable[Job], results: dict[str, Any]) -> list[Table]:
     for job in jobs:
         if job.name not in results:
             continue
-        if not job.transfers:
+        if job.probing:
             classes = classes_of(job, results[job.name]["computed"]["paths"])
             errors = [classes.errors.get(path_class) for path_class in RTT_NS]
             probing.append(
@@ -165,8 +167,7 @@ def tables_of(jobs: Iterable[Job], results: dict[str, Any]) -> list[Table]:
                     *("-" if error is None else f"{error / 1000:.1f} us" for error in errors),
                 )
             )
-            continue
-        for setting in job.settings:
+        for setting in job.settings if job.transfers else ():
             one = traffic_of(job, results[job.name][setting.name])
             path = results[job.name][setting.name]["paths"][0]
             moved.append(
