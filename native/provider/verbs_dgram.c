@@ -395,6 +395,9 @@ static void revive(struct dq_verbs_dgram *dg, uint64_t now)
 		return;
 	dg->broken = false;
 	dg->revive_ns = 0;
+	/* The driver may have dropped completions whose events lie in the channel. */
+	dg->sent.event_due = dg->sent.armed;
+	dg->received.event_due = dg->received.armed;
 	for (struct dq_verbs_dgram_send *s = dg->sends; s < dg->sends + DQ_VERBS_DGRAM_SENDS; s++)
 		if (s->state == DQ_VERBS_DGRAM_POSTED)
 			send_fail(dg, s, -ENETDOWN);

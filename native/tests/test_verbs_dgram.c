@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What only the datagram endpoint of the verbs provider has, between two RDMA devices: address handles, a queue pair that failed
- * and works again, datagrams that no prober sends, and the measurement of wake-ups. What every provider promises is in
- * test_transport_datagram.c.
+ * and works again, addresses that come and go, datagrams that no prober sends, and the measurement of wake-ups. What every
+ * provider promises is in test_transport_datagram.c. One test needs root and `ip`: it gives the network interface behind the first
+ * device another address, and takes it back.
  */
 #include "transport_pair.h"
 
@@ -256,6 +257,86 @@ static void a_failed_queue_pair_works_again(void **state)
 	ends_close(&e);
 }
 
+/* Not configured and configured again, for the first device: 0 when it was done. */
+static int second_address(bool there)
+{
+	char path[160], netdev[32], text[160];
+	snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/1/gid_attrs/ndevs/0", transport_address(0));
+	FILE *f = fopen(path, "re");
+	if (!f)
+		return -1;
+	const int found = fscanf(f, "%31s", netdev);
+	fclose(f);
+	snprintf(text, sizeof text, "ip addr %s 198.51.100.7/32 dev %s", there ? "add" : "del", netdev);
+	return found == 1 ? system(text) : -1;
+}
+
+/* The engine's thread sees to the device's address table. */
+static void wait_address(struct side *s)
+{
+	const uint64_t guard = clock_ns() + PATIENCE_NS;
+	struct dq_device_event ev = {0};
+	while (ev.change != DQ_DEVICE_ADDRESS) {
+		assert_true(clock_ns() < guard);
+		if (s->p->device_event(s->dev, &ev) == 0 && s->p->poll(s->dev, NULL, 0) == 0 && !s->p->arm(s->dev)) {
+			struct pollfd pfd = {.fd = s->p->event_fd(s->dev), .events = POLLIN};
+			poll(&pfd, 1, 10);
+		}
+	}
+}
+
+/* An endpoint keeps the address that it was opened with, and works as long as the device has that. */
+static void addresses_come_and_go(void **state)
+{
+	(void)state;
+	struct ends e;
+	struct dq_error err = {0};
+	struct dq_device_attr attr;
+	struct dq_endpoint same, at_other;
+	struct dq_dgram *other;
+	struct dq_verbs_ud_peer peer;
+	ends_open(&e);
+	struct side *a = &e.pair.a;
+	e.p->device_query(a->dev, &attr);
+	there_and_back(&e, 1);
+	if (dq_verbs_device_of(a->dev)->infiniband || second_address(true) != 0) {
+		ends_close(&e);
+		skip();
+	}
+	wait_address(a);
+	assert_int_equal(e.p->device_readdress(a->dev, "198.51.100.7", &err), 0);
+	assert_int_equal(e.p->dgram_open(a->dev, &other, &err), 0);
+	e.p->dgram_endpoint(other, &at_other);
+	assert_int_equal(dq_verbs_ud_endpoint_get(&at_other, &peer, NULL), 0);
+	assert_int_equal(peer.gid[15], 7);
+	dq_verbs_dgram_of(e.a)->port_ns = 0; /* it looks now */
+	for (uint64_t id = 2; id < 10; id++)
+		there_and_back(&e, id);
+	e.p->dgram_endpoint(e.a, &same);
+	assert_memory_equal(&same, &e.at_a, sizeof same);
+
+	assert_int_equal(second_address(false), 0);
+	wait_address(a);
+	/* What cannot be sent any more is told, soon or in the end, and costs nobody else anything. */
+	const int rc = e.p->dgram_send(other, &e.at_b, 0, NULL, 77, "x", 1);
+	const uint64_t guard = clock_ns() + PATIENCE_NS;
+	for (bool told = rc != 0; !told;) {
+		struct dq_dgram_event ev;
+		assert_true(clock_ns() < guard);
+		if (e.p->dgram_poll(other, &ev, 1) == 1) {
+			assert_int_equal(ev.id, 77);
+			told = true;
+		} else {
+			struct pollfd pfd = {.fd = e.p->dgram_fd(other), .events = POLLIN};
+			poll(&pfd, 1, 10);
+		}
+	}
+	assert_int_equal(e.p->device_readdress(a->dev, attr.address, &err), 0);
+	there_and_back(&e, 11);
+	e.p->dgram_close(other);
+	ends_close(&e);
+}
+
 /* Whatever anybody on the network may send to the queue pair, who knows its number: what is right still comes through. */
 static void strangers_do_no_harm(void **state)
 {
@@ -394,6 +475,7 @@ int main(void)
 		cmocka_unit_test(an_unreachable_peer_costs_only_itself),
 		cmocka_unit_test(sends_under_way_are_bounded),
 		cmocka_unit_test(a_failed_queue_pair_works_again),
+		cmocka_unit_test(addresses_come_and_go),
 		cmocka_unit_test(strangers_do_no_harm),
 		cmocka_unit_test(the_wake_up_is_measured_on_the_way),
 		cmocka_unit_test(nobody_can_meddle_with_the_measurement),
