@@ -363,13 +363,17 @@ static void an_extra_probe_is_sent_for_each_call(void **state)
 	host_start(&b, 1);
 	host_knows(&b, 0, &a, NULL, 0);
 	host_knows(&a, 0, &b, NULL, 0);
+	/* The first alone: until the way to a new peer is found, a transport keeps only a few datagrams for it. */
+	assert_int_equal(dq_prober_once(a.prober, 0), 0);
+	samples_take(&a, s, 1);
+	assert_int_equal(s[0].result, DQ_PROBE_OK);
 	for (unsigned i = 0; i < N; i++)
 		assert_int_equal(dq_prober_once(a.prober, 0), 0);
 	samples_take(&a, s, N);
 	for (unsigned i = 0; i < N; i++)
 		assert_int_equal(s[i].result, DQ_PROBE_OK);
 	no_sample_waits(&a);
-	assert_stat(&a, sent, N);
+	assert_stat(&a, sent, N + 1);
 	host_stop(&a);
 	host_stop(&b);
 }
