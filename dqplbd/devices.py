@@ -309,9 +309,18 @@ class Devices:
         assert device.number is not None, "it is open"
         before = device.info
         device.info = self._engine.device(device.number)
+        if device.port is not None and device.port.mtu_bytes:
+            mtu = min(device.port.mtu_bytes, device.config.mtu_bytes or device.port.mtu_bytes)
+            in_use = device.gids is not None and any(str(one.gid) == device.spec.gid for one in device.gids.table)
+            if mtu != device.info.mtu and in_use:
+                try:
+                    self._engine.device_readdress(device.number, device.spec.gid)
+                except EngineError as error:
+                    log.warning("device %s keeps its MTU of %d: %s", device.name, device.info.mtu, error)
+                device.info = self._engine.device(device.number)
         if before is not None and (before.mtu, before.rate_bps) != (device.info.mtu, device.info.rate_bps):
             log.info(
-                "device %s has changed",
+                "device %s has changed: new connections have the new MTU, those there are keep theirs",
                 device.name,
                 extra=fields(device=device.name, mtu=device.info.mtu, rate_bps=device.info.rate_bps),
             )

@@ -843,6 +843,8 @@ class Engine:
     def device_readdress(self, device: int, address: str) -> None:
         """Have a device use another local address from now on: a GID, as text.  Its VCs fail, with both in the text.
 
+        With the address in use nothing fails: the port is looked at again, as a change of its MTU is no event.
+
         :raises EngineError: unknown, no such address, or one that cannot change while the device is open.
         """
         error = ffi.new("struct dq_text *")

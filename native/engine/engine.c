@@ -568,7 +568,7 @@ static void device_readdress(struct dq_engine *e, void *arg)
 	struct device_readdress *a = arg;
 	struct eng_device *d = &e->devices[a->device];
 	struct dq_error perr = { 0 };
-	char why[200];
+	char why[200], before[sizeof d->attr.address];
 	if (a->device >= e->device_count) {
 		a->rc = eng_error(a->err, -ENOENT, "no device %u", a->device);
 		return;
@@ -578,13 +578,16 @@ static void device_readdress(struct dq_engine *e, void *arg)
 				  d->provider->name);
 		return;
 	}
-	snprintf(why, sizeof why, "its address changed from %.63s to %.63s", d->attr.address, a->address);
+	memcpy(before, d->attr.address, sizeof before);
 	a->rc = d->provider->device_readdress(d->dev, a->address, &perr);
 	if (a->rc) {
 		eng_error(a->err, a->rc, "%s", perr.text);
 		return;
 	}
 	d->provider->device_query(d->dev, &d->attr);
+	if (strcmp(before, d->attr.address) == 0)
+		return;         /* only its port was looked at again */
+	snprintf(why, sizeof why, "its address changed from %.63s to %.63s", before, d->attr.address);
 	fail_vcs_of(e, a->device, DQ_ERR_UNREACHABLE, why);
 }
 

@@ -200,7 +200,8 @@ void dq_engine_get_stats(dq_engine *e, struct dq_engine_stats *out);
 int dq_engine_device_add(dq_engine *e, const struct dq_engine_device_config *cfg, uint32_t *device, struct dq_text *err);
 int dq_engine_device_get(dq_engine *e, uint32_t device, struct dq_engine_device *out);
 /* Use another local address (verbs: GID as text) from now on. The VCs of the device fail with a text that names both; its
- * prober must be started anew by the caller. -EOPNOTSUPP: the provider has addresses that cannot change. */
+ * prober must be started anew by the caller. The address in use: the port is only looked at again, since a change of its MTU
+ * is no event. -EOPNOTSUPP: the provider has addresses that cannot change. */
 int dq_engine_device_readdress(dq_engine *e, uint32_t device, const char *address, struct dq_text *err);
 int dq_engine_device_latency(dq_engine *e, uint32_t device, uint32_t latency_ns); /* smallest RTT measured, for clients */
 int dq_engine_prober_start(dq_engine *e, uint32_t device, const struct dq_prober_config *cfg, dq_prober **out, struct dq_text *err);
