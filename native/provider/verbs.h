@@ -99,6 +99,9 @@ struct dq_verbs_port {
 	uint64_t rate_bps;
 };
 
+/* What epfd tells of. */
+enum { DQ_VERBS_WATCH_CHANNEL = 0, DQ_VERBS_WATCH_ASYNC = 1 };
+
 struct dq_verbs_cqe {
 	struct dq_wc wc;
 	struct dq_verbs_qp *qp;
@@ -155,7 +158,8 @@ struct dq_verbs_device {
 	uint64_t scan_ns, scan_interval_ns, last_scan_ns;
 	uint64_t async_ns;                     /* next look at the asynchronous events */
 	uint32_t idle_polls;
-	bool look;                             /* the clock is read and events are looked at in the next poll */
+	bool look;                             /* the clock is read in the next poll: this thread slept, or will */
+	bool happened;                         /* there are asynchronous events */
 
 	struct dq_device_event events[DQ_VERBS_EVENTS];
 	uint32_t events_head, events_tail;

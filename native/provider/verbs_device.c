@@ -132,10 +132,10 @@ static int open_watch(struct dq_verbs_device *dev, struct dq_error *err)
 	int rc = dev->epfd < 0 || !dev->channel ? -errno : set_nonblocking(dev->channel->fd);
 	if (!rc)
 		rc = set_nonblocking(dev->ctx->async_fd);
-	struct epoll_event ev = {.events = EPOLLIN, .data.u32 = 0};
+	struct epoll_event ev = {.events = EPOLLIN, .data.u32 = DQ_VERBS_WATCH_CHANNEL};
 	if (!rc && epoll_ctl(dev->epfd, EPOLL_CTL_ADD, dev->channel->fd, &ev) != 0)
 		rc = -errno;
-	ev.data.u32 = 1;
+	ev.data.u32 = DQ_VERBS_WATCH_ASYNC;
 	if (!rc && epoll_ctl(dev->epfd, EPOLL_CTL_ADD, dev->ctx->async_fd, &ev) != 0)
 		rc = -errno;
 	return rc ? dq_error_set(err, rc, "device %s: no completion channel: %s; raise LimitNOFILE if file descriptors are used up",

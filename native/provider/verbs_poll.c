@@ -17,7 +17,6 @@
 #define SPARE_FACTOR 4u           /* receives posted for one that the peer may use: this process may be late to post anew */
 #define LOOK_NS 1000000u          /* asynchronous events are looked at so often while the device is busy */
 #define POLLS_PER_LOOK 64u        /* empty polls between two readings of the clock */
-#define EVENTS_PER_ARM 64u
 
 /* ---- pools ---- */
 
@@ -38,6 +37,23 @@ static bool srq_wanted(void)
 	return !text || strcmp(text, "0") != 0;
 }
 
+/* Devices round sizes up, to a power of two less one; what they made of it is what can be in the queue at most. */
+static struct ibv_srq *srq_make(struct dq_verbs_device *dev, uint32_t *room)
+{
+	for (uint32_t wanted = *room; wanted >= 64; wanted = wanted / 2) {
+		struct ibv_srq_init_attr init = {.attr = {.max_wr = (uint32_t)DQ_MIN((int)wanted, dev->attr.max_srq_wr), .max_sge = 1}};
+		struct ibv_srq *srq = dev->lib->create_srq(dev->pd, &init);
+		if (!srq)
+			return NULL;
+		if (init.attr.max_wr <= *room) {
+			*room = init.attr.max_wr;
+			return srq;
+		}
+		dev->lib->destroy_srq(srq);
+	}
+	return NULL;
+}
+
 static struct dq_verbs_pool *pool_make(struct dq_verbs_device *dev, struct dq_error *err)
 {
 	const int entries = DQ_MIN(POOL_ENTRIES, dev->attr.max_cqe);
@@ -54,18 +70,17 @@ static struct dq_verbs_pool *pool_make(struct dq_verbs_device *dev, struct dq_er
 	}
 	pool->cq = dev->lib->create_cq(dev->ctx, entries, pool, dev->channel, 0);
 	if (!pool->cq) {
-		dq_error_set(err, -errno, "device %s: %s gives no completion queue of %d entries: %s; it allows %d of up to %d, for all its users",
-			     dev->cfg.name, dev->cfg.address, entries, strerror(errno), dev->attr.max_cq, dev->attr.max_cqe);
+		const int code = errno ? errno : EIO;
+		dq_error_set(err, -code, "device %s: %s gives no completion queue of %d entries: %s; it has %d for all its users%s", dev->cfg.name,
+			     dev->cfg.address, entries, strerror(code), dev->attr.max_cq, code == ENOMEM ? ", and the limit of locked memory counts "
+			     "their memory: LimitMEMLOCK=infinity" : "");
 		pool_destroy(dev, pool);
 		return NULL;
 	}
-	pool->send_room = pool->receive_room = (uint32_t)entries / 2;
-	if (dev->attr.max_srq > 0 && srq_wanted()) {
-		struct ibv_srq_init_attr init = {.attr = {.max_wr = (uint32_t)DQ_MIN(entries / 2, dev->attr.max_srq_wr), .max_sge = 1}};
-		pool->srq = dev->lib->create_srq(dev->pd, &init); /* where it fails, QPs have receives of their own */
-		if (pool->srq)
-			pool->receive_room = DQ_MIN(pool->receive_room, init.attr.max_wr);
-	}
+	pool->receive_room = (uint32_t)entries / 2 - 1;
+	pool->send_room = (uint32_t)entries - pool->receive_room;
+	if (dev->attr.max_srq > 0 && srq_wanted())
+		pool->srq = srq_make(dev, &pool->receive_room); /* where it fails, QPs have receives of their own */
 	pool->next = atomic_load(&dev->pools);
 	atomic_store(&dev->pools, pool);
 	return pool;
@@ -529,7 +544,8 @@ static void progress(struct dq_verbs_device *dev)
 	if (!work)
 		return;
 	dev->idle_polls = 0;
-	if (dev->look || dev->now_ns >= dev->async_ns || !dq_verbs_list_empty(&dev->ending)) {
+	if (dev->happened || dev->now_ns >= dev->async_ns || !dq_verbs_list_empty(&dev->ending)) {
+		dev->happened = false;
 		dq_verbs_async_read(dev);
 		dev->async_ns = dev->now_ns + LOOK_NS;
 	}
@@ -563,13 +579,16 @@ int dq_verbs_device_poll(struct dq_device *device, struct dq_wc *out, unsigned n
 
 /* ---- sleeping ---- */
 
-/* Take the completion events, so that the channel is readable only for new ones. */
+/* Take the completion events, so that the channel is readable only for new ones. A queue that is armed makes one. */
 static void channel_read(struct dq_verbs_device *dev)
 {
 	struct ibv_cq *cq;
 	void *context;
+	unsigned due = 0;
 
-	for (unsigned i = 0; i < EVENTS_PER_ARM && dev->lib->get_cq_event(dev->channel, &cq, &context) == 0; i++) {
+	for (const struct dq_verbs_pool *p = pools_of(dev); p; p = p->next)
+		due += p->armed;
+	while (due-- > 0 && dev->lib->get_cq_event(dev->channel, &cq, &context) == 0) {
 		((struct dq_verbs_pool *)context)->armed = false;
 		dev->lib->ack_cq_events(cq, 1);
 	}
@@ -585,13 +604,14 @@ int dq_verbs_device_arm(struct dq_device *device)
 	refill(dev, true);
 	const int n = epoll_wait(dev->epfd, ev, 2, 0);
 	for (int i = 0; i < n; i++) {
-		if (ev[i].data.u32 == 0)
+		if (ev[i].data.u32 == DQ_VERBS_WATCH_CHANNEL)
 			channel_read(dev);
 		else
-			dev->look = true;
+			dev->happened = dev->look = true;
 	}
-	if (dev->look && n > 0)
-		return 1; /* something happened to the device: poll looks at it */
+	if (dev->happened)
+		return 1; /* poll finds out what */
+	dev->async_ns = dev->now_ns + LOOK_NS;
 	for (struct dq_verbs_pool *p = pools_of(dev); p; p = p->next)
 		if (!p->armed && ibv_req_notify_cq(p->cq, 0) == 0)
 			p->armed = true;
@@ -600,10 +620,7 @@ int dq_verbs_device_arm(struct dq_device *device)
 		while (pool_batch(dev, p) > 0)
 			continue;
 	dev->look = true;
-	if (!rings_empty(dev))
-		return 1;
-	const uint64_t deadline = dq_verbs_device_next_deadline(device);
-	return deadline != DQ_NEVER && deadline <= dq_verbs_now();
+	return !rings_empty(dev) || dq_verbs_device_next_deadline(device) <= dev->now_ns;
 }
 
 int dq_verbs_device_event_fd(const struct dq_device *device)

@@ -344,7 +344,7 @@ static void end_begin(struct dq_verbs_qp *qp, enum dq_wc_status status, uint32_t
 	stop(qp);
 	qp->end_status = (uint8_t)status;
 	qp->end_vendor = vendor;
-	qp->end_ns = dq_verbs_now();
+	qp->end_ns = dev->now_ns = dq_verbs_now();
 	if (qp->shared && dev->last_wqe_event && !qp->last_wqe && was_connected(qp))
 		qp->end_ns += DQ_VERBS_FENCE_NS;
 	qp->state = DQ_VERBS_QP_ENDING;
