@@ -27,7 +27,7 @@ SOURCES := $(shell find dqplbd native systemd meson.build meson.options pyprojec
 FILE ?=
 KEEP ?=
 
-.PHONY: rdma-ready help setup install demo test test-native test-python test-sanitized test-rdma lab lint bench docs clean distclean
+.PHONY: rdma-ready help setup install demo test test-native test-python test-sanitized test-rdma lab lint bench bench-rdma docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ bench: ## measure against the references, print the table, write build/bench.jso
 	@scripts/setup.sh bench >/dev/null
 	@$(MAKE) $(INSTALLED)
 	@$(PY) tests/bench/run.py $(ARGS)
+
+bench-rdma: rdma-ready ## measure on soft-RoCE beside perftest, print the table, add to build/rdma.json
+	@$(PY) tests/vm/bench.py $(ARGS)
 
 lab: rdma-ready ## whole daemons in simulated time: 32 hosts in racks, zones, buildings (HOSTS=16 SEED=1 SCENARIO=incast)
 	@$(PY) tests/vm/lab/run.py $(if $(HOSTS),--hosts $(HOSTS)) $(if $(SEED),--seed $(SEED)) \
