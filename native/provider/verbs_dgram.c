@@ -162,7 +162,7 @@ static bool is_own(const struct dq_verbs_dgram *dg, const struct dq_endpoint *fr
 	return true;
 }
 
-static void on_received(struct dq_verbs_dgram *dg, const struct seen *c, uint64_t time_ns, uint64_t seen_ns)
+static void on_received(struct dq_verbs_dgram *dg, const struct seen *c, uint64_t time_ns, uint64_t seen_ns, bool asleep)
 {
 	const uint32_t place = (uint32_t)c->wr_id;
 	struct dq_verbs_ud_peer peer = {.qpn = c->src_qp, .layer = dg->self.layer};
@@ -185,8 +185,10 @@ static void on_received(struct dq_verbs_dgram *dg, const struct seen *c, uint64_
 		const uint16_t len = (uint16_t)(c->bytes - DQ_VERBS_UD_GRH_BYTES);
 		dq_verbs_ud_endpoint_put(&from, &peer);
 		if (is_own(dg, &from, at + DQ_VERBS_UD_GRH_BYTES, len, &number)) {
-			if (number == dg->own_number)
+			if (number == dg->own_number) {
 				dg->own_seen_ns = seen_ns;
+				dg->own_slept = asleep;
+			}
 		} else {
 			struct dq_dgram_event *e = ready_add(dg, DQ_DGRAM_RECEIVED, time_ns);
 			e->len = len;
@@ -238,7 +240,6 @@ static unsigned look_received(struct dq_verbs_dgram *dg, bool asleep)
 		return 0;
 	}
 	dg->received.event_due |= dg->received.armed;
-	dg->own_slept = asleep;
 	const uint64_t now = read_clock(dg);
 	for (unsigned i = 0; i < taken; i++) {
 		uint64_t time = now;
@@ -248,7 +249,7 @@ static unsigned look_received(struct dq_verbs_dgram *dg, bool asleep)
 			time = dq_verbs_clock_ns(&dg->clock, seen[i].raw, now);
 		else if (asleep && i == 0)
 			time = DQ_MAX(now - DQ_MIN(dg->wake.correction_ns, now), dg->empty_ns);
-		on_received(dg, &seen[i], time, now);
+		on_received(dg, &seen[i], time, now, asleep);
 	}
 	return taken;
 }
@@ -287,8 +288,8 @@ static int post(struct dq_verbs_dgram *dg, struct dq_verbs_dgram_send *s, struct
 	if (rc)
 		return rc == -ENOMEM ? -EAGAIN : rc;
 	dg->at_once = true;
-	for (unsigned i = 0; i < SENT_LOOKS && !dg->stamped && s->state == DQ_VERBS_DGRAM_POSTED; i++)
-		look_sent(dg);
+	for (unsigned i = 0; i < SENT_LOOKS && s->state == DQ_VERBS_DGRAM_POSTED; i++)
+		look_sent(dg); /* else an interrupt has to tell */
 	dg->at_once = false;
 	return 0;
 }

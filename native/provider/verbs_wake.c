@@ -46,7 +46,9 @@ void dq_verbs_wake_slept(struct dq_verbs_wake *w, uint64_t ns, uint64_t now_ns)
 	w->slept_ns = DQ_MIN(w->slept_ns, ns);
 	w->step = DQ_VERBS_WAKE_IDLE;
 	w->due_ns = now_ns;
-	if (++w->round < DQ_VERBS_WAKE_ROUNDS)
+	/* Some rounds without a datagram: this device sends none to itself, and more would only take time. */
+	const bool hopeless = ++w->round >= DQ_VERBS_WAKE_HOPE && w->polled_ns == DQ_NEVER && w->slept_ns == DQ_NEVER;
+	if (w->round < DQ_VERBS_WAKE_ROUNDS && !hopeless)
 		return;
 	series_end(w);
 	w->due_ns = now_ns + DQ_VERBS_WAKE_SERIES_NS;

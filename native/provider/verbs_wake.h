@@ -17,6 +17,7 @@
 #include "core/base.h"
 
 #define DQ_VERBS_WAKE_ROUNDS 16u            /* of a series */
+#define DQ_VERBS_WAKE_HOPE 3u               /* rounds without any datagram that end a series */
 #define DQ_VERBS_WAKE_SERIES 4u             /* that count */
 #define DQ_VERBS_WAKE_SERIES_NS 10000000000ull /* between series */
 #define DQ_VERBS_WAKE_MAX_NS 1000000u       /* more is no wake-up but a busy machine: not corrected for */
