@@ -151,13 +151,16 @@ static inline const struct dq_wc *find(const struct side *s, enum dq_wc_op op, u
 		}                                                                                                             \
 	} while (0)
 
+/* Of the QPs that are made: where it is short a peer that is gone is noticed soon, where it is long one that is late is not taken
+ * for gone. 0: the provider's. */
+static uint64_t qp_ack_timeout_ns __attribute__((unused));
+
 static inline struct dq_qp *qp_make(struct side *s, enum dq_qp_kind kind, uint32_t depth, struct dq_link *link, void *ctx)
 {
 	struct dq_error err = {0};
 	struct dq_qp *qp = NULL;
 	const struct dq_qp_attr attr = {.ctx = ctx, .kind = kind, .send_depth = depth, .recv_depth = depth, .link = link,
-					 /* A peer that is gone is noticed soon, one that is late is not taken for gone. */
-					 .retries = 7, .ack_timeout_ns = 16000000};
+					 .retries = 7, .ack_timeout_ns = qp_ack_timeout_ns};
 	if (s->p->qp_create(s->dev, &attr, &qp, &err))
 		fail_msg("%s", err.text);
 	return qp;
