@@ -27,7 +27,7 @@ SOURCES := $(shell find dqplbd native systemd meson.build meson.options pyprojec
 FILE ?=
 KEEP ?=
 
-.PHONY: rdma-ready help setup install demo test test-native test-python test-sanitized test-rdma lab lint bench bench-rdma docs clean distclean
+.PHONY: rdma-ready help setup install demo test test-native test-python test-sanitized test-rdma lab lint bench bench-rdma reproduce docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ bench: ## measure against the references, print the table, write build/bench.jso
 	@scripts/setup.sh bench >/dev/null
 	@$(MAKE) $(INSTALLED)
 	@$(PY) tests/bench/run.py $(ARGS)
+
+reproduce: $(INSTALLED) ## repeat the published results on the simulated fabric, write build/reproduce.json (ARGS='--only NAME')
+	@$(PY) tests/bench/reproduce.py $(ARGS)
 
 bench-rdma: rdma-ready ## measure on soft-RoCE beside perftest, print the table, add to build/rdma.json
 	@$(PY) tests/vm/bench.py $(ARGS)

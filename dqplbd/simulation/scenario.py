@@ -28,6 +28,7 @@ from dqplbd.simulation.workloads import (
     parse_trace,
     permutation,
     reduce_scatter,
+    shuffled,
 )
 from dqplbd.topology.location import PathClass
 
@@ -141,6 +142,9 @@ class WorkloadModel(Section):
     skew: float = Field(8.0, gt=0, description="all_to_all_skewed: what the hot receiver draws, times the mean.")
     spread: float = Field(0.5, ge=0, le=4, description="all_to_all_skewed: how unequal the others are.")
     senders: int | None = Field(None, ge=1, description="incast: how many send; by default all others.")
+    placement: Literal["packed", "shuffled"] = Field(
+        "packed", description="Ranks to GPUs: in order, neighbours side by side; or at random."
+    )
     file: str | None = Field(None, min_length=1, description="trace: lines of start_ns,from,to,bytes[,after].")
     receives_ahead: int = Field(16, ge=1, le=4096, description="Receives that are posted ahead, a pair of GPUs.")
 
@@ -240,12 +244,17 @@ class Scenario(Section):
         )
 
     def schedule(self, folder: Path | None = None) -> Schedule:
-        """The messages of the workload.
+        """The messages of the workload, from GPU to GPU.
 
         :param folder: that the name of a trace file is relative to.
         :raises ValueError: parameters do not fit the region, or the trace is wrong.
         :raises ConfigError: the trace cannot be read.
         """
+        by_rank = self._by_rank(folder)
+        return by_rank if self.workload.placement == "packed" else shuffled(by_rank, self.shape().gpus, self.seed)
+
+    def _by_rank(self, folder: Path | None) -> Schedule:
+        """The messages of the workload, from rank to rank."""
         work, ranks = self.workload, self.shape().gpus
         size = work.size_bytes
         match work.kind:

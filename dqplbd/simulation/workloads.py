@@ -20,7 +20,7 @@ Adding up what arrives takes no time: only the network is simulated.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "parse_trace",
     "permutation",
     "reduce_scatter",
+    "shuffled",
 ]
 
 NO_MESSAGE: Final = 2**32 - 1
@@ -246,6 +247,14 @@ def permutation(ranks: int, size_bytes: int, seed: int) -> Schedule:
     random.Random(seed).shuffle(order)
     messages = [Message(order[i], order[(i + 1) % ranks], size_bytes) for i in range(ranks)]
     return Schedule("random cycle", messages, size_bytes, 1.0)
+
+
+def shuffled(schedule: Schedule, ranks: int, seed: int) -> Schedule:
+    """The same with the ranks in random places."""
+    place = list(range(ranks))
+    random.Random(seed).shuffle(place)
+    messages = [one._replace(sender=place[one.sender], receiver=place[one.receiver]) for one in schedule.messages]
+    return replace(schedule, algorithm=f"{schedule.algorithm}, ranks in random places", messages=messages)
 
 
 def _trace_rows(text: str) -> Iterator[tuple[int, list[int]]]:

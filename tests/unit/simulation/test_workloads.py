@@ -17,6 +17,7 @@ from dqplbd.simulation.workloads import (
     parse_trace,
     permutation,
     reduce_scatter,
+    shuffled,
 )
 
 KIB, MIB = 2**10, 2**20
@@ -123,6 +124,18 @@ def test_what_each_rank_has_grows_as_it_should() -> None:
             for receiver, parts in moved:
                 have[receiver] |= parts
         assert have == [set(range(8))] * 8
+
+
+def test_shuffling_moves_ranks_and_nothing_else() -> None:
+    packed = all_gather(16, 16 * KIB)
+    moved = shuffled(packed, 16, seed=1)
+    assert moved == shuffled(packed, 16, seed=1)
+    assert moved != shuffled(packed, 16, seed=2)
+    check_order(moved)
+    place = {old.sender: new.sender for old, new in zip(packed.messages, moved.messages, strict=True)}
+    assert sorted(place.values()) == list(range(16))
+    for old, new in zip(packed.messages, moved.messages, strict=True):
+        assert new == old._replace(sender=place[old.sender], receiver=place[old.receiver])
 
 
 def test_incast_and_permutation() -> None:
