@@ -139,11 +139,12 @@ class Host:
         """The end of its log, as the end of an error text."""
         return f"; end of its log:\n{self.log()[-_LOG_TAIL:]}"
 
-    def launch(self, environ: Mapping[str, str] | None = None) -> None:
+    def launch(self, environ: Mapping[str, str] | None = None, *, wrapper: Sequence[str] = ()) -> None:
         """Start the process, without waiting until it is ready.
 
         The kernel ends it when the thread that calls this ends, so call it from one that lives as long.
 
+        :param wrapper: command before that of the daemon, which it becomes: ``["prlimit", "--memlock=65536"]``.
         :raises ClusterError: it runs already.
         """
         if self.process is not None and self.process.poll() is None:
@@ -158,7 +159,7 @@ class Host:
         env = {**os.environ, "NOTIFY_SOCKET": name, **(environ or {})}
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [self._python, "-P", "-m", "dqplbd.daemon", "--config", str(self.config_file)],
+                [*wrapper, self._python, "-P", "-m", "dqplbd.daemon", "--config", str(self.config_file)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

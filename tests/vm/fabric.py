@@ -396,6 +396,10 @@ class Fabric:
         """Change the MTU of a host's end; the RDMA device follows."""
         _ip([f"link set {self.port(host, rail).netdev} mtu {mtu}"])
 
+    def set_switch_mtu(self, host: int, mtu: int, rail: int = 0) -> None:
+        """Change the MTU of the switch's end: longer packets towards the host are lost, and nobody is told."""
+        _ip_switch([f"link set {self.port(host, rail).switch} mtu {mtu}"])
+
     def sent_bytes(self, host: int, rail: int = 0) -> int:
         """Bytes that the host has sent on the cable since it was made."""
         return int(Path("/sys/class/net", self.port(host, rail).netdev, "statistics/tx_bytes").read_text())

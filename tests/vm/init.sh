@@ -37,6 +37,7 @@ mount --bind /run/guest/cpuinfo /proc/cpuinfo
 echo 10 >/proc/sys/vm/dirty_writeback_centisecs
 echo 10 >/proc/sys/vm/dirty_expire_centisecs
 echo guest >/proc/sys/kernel/hostname
+ip link set lo up
 
 bash /run/guest/command >/run/guest/stdout 2>/run/guest/stderr </dev/null
 echo $? >/run/guest/rc.new

@@ -106,7 +106,7 @@ def test_delays_by_place_are_true(make_fabric: MakeFabric, connect: Connect, sim
             assert abs(added - expected) <= 3000, f"{pair}: {added} ns were added, not {expected}"
         else:
             assert rtt >= expected, f"{pair}: {rtt} ns, less than {expected}"
-            assert added <= expected * 1.15 + 300_000, f"{pair}: {added} ns were added, not {expected}"
+            assert added <= expected * 1.5 + 2_000_000, f"{pair}: {added} ns were added, not {expected}"
 
 
 def test_delays_change_and_go(make_fabric: MakeFabric, connect: Connect) -> None:
