@@ -294,6 +294,8 @@ void dq_verbs_port_now(struct dq_verbs_device *dev, struct dq_verbs_port *out);
 
 /* Read the port anew, and find the GID: want NULL = the configuration's choice. -ENOENT: no such GID, err lists those there are. */
 int dq_verbs_port_read(struct dq_verbs_device *dev, const char *want, struct dq_error *err);
+/* Read state, rate and MTU of the port anew; what cannot be read stays as it was. */
+void dq_verbs_port_refresh(struct dq_verbs_device *dev);
 int dq_verbs_device_readdress(struct dq_device *dev, const char *address, struct dq_error *err);
 
 /* ---- verbs_event.c: what the device tells by itself ---- */

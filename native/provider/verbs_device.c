@@ -41,6 +41,7 @@ void dq_verbs_device_query(struct dq_device *device, struct dq_device_attr *out)
 	struct dq_verbs_device *dev = dq_verbs_device_of(device);
 	struct dq_verbs_port port;
 
+	dq_verbs_port_refresh(dev); /* no event tells of another MTU */
 	dq_verbs_port_now(dev, &port);
 	*out = dev->told;
 	out->rate_bps = port.rate_bps;
@@ -170,9 +171,12 @@ static int open_port(struct dq_verbs_device *dev, struct dq_error *err)
 	dev->software = dev->attr.vendor_id == VENDOR_RXE || dev->attr.vendor_id == VENDOR_SIW;
 	/* rxe never says it, and needs not: its receive queue is at rest when the change to error returns. */
 	dev->last_wqe_event = !dev->software;
+	rc = dq_verbs_query_port(dev->lib, dev->ctx, (uint8_t)dev->cfg.port, &port);
+	if (rc)
+		return dq_error_set(err, rc, "device %s: port %u of %s cannot be queried: %s", dev->cfg.name, dev->cfg.port, dev->cfg.address,
+				    strerror(-rc));
+	dev->infiniband = port.link_layer == IBV_LINK_LAYER_INFINIBAND;
 	rc = dq_verbs_port_read(dev, NULL, err);
-	if (!rc)
-		rc = dq_verbs_query_port(dev->lib, dev->ctx, (uint8_t)dev->cfg.port, &port);
 	if (rc)
 		return rc;
 	dev->told.max_segment_bytes = DQ_MIN(port.max_msg_sz ? port.max_msg_sz : DQ_MAX_SEGMENT_BYTES, DQ_MAX_SEGMENT_BYTES);

@@ -77,6 +77,28 @@ static uint64_t port_rate(const struct dq_verbs_device *dev, const struct ibv_po
 	return dq_verbs_rate_bps(speed, attr->active_width);
 }
 
+/* What of the port has nothing to do with its address. */
+static void port_take(const struct dq_verbs_device *dev, const struct ibv_port_attr *attr, struct dq_verbs_port *port)
+{
+	port->up = attr->state == IBV_PORT_ACTIVE;
+	port->lid = attr->lid;
+	port->rate_bps = port_rate(dev, attr);
+	port->mtu = (uint8_t)attr->active_mtu;
+	if (dev->cfg.mtu)
+		port->mtu = (uint8_t)DQ_MIN(port->mtu, dq_verbs_mtu_enum(dev->cfg.mtu));
+}
+
+void dq_verbs_port_refresh(struct dq_verbs_device *dev)
+{
+	struct ibv_port_attr attr;
+
+	if (dq_verbs_query_port(dev->lib, dev->ctx, (uint8_t)dev->cfg.port, &attr) != 0)
+		return;
+	pthread_mutex_lock(&dev->port_lock);
+	port_take(dev, &attr, &dev->port);
+	pthread_mutex_unlock(&dev->port_lock);
+}
+
 int dq_verbs_port_read(struct dq_verbs_device *dev, const char *want, struct dq_error *err)
 {
 	struct ibv_port_attr attr;
@@ -91,13 +113,7 @@ int dq_verbs_port_read(struct dq_verbs_device *dev, const char *want, struct dq_
 	if (rc)
 		return dq_error_set(err, rc, "device %s: port %u of %s cannot be queried: %s", dev->cfg.name, dev->cfg.port, dev->cfg.address,
 				    strerror(-rc));
-	dev->infiniband = attr.link_layer == IBV_LINK_LAYER_INFINIBAND;
-	port.up = attr.state == IBV_PORT_ACTIVE;
-	port.lid = attr.lid;
-	port.rate_bps = port_rate(dev, &attr);
-	port.mtu = (uint8_t)attr.active_mtu;
-	if (dev->cfg.mtu)
-		port.mtu = (uint8_t)DQ_MIN(port.mtu, dq_verbs_mtu_enum(dev->cfg.mtu));
+	port_take(dev, &attr, &port);
 	if (dq_verbs_mtu_bytes(port.mtu) == 0)
 		return dq_error_set(err, -EINVAL, "device %s: an MTU of %u bytes on port %u of %s (its own: %u): expected at least 256",
 				    dev->cfg.name, dev->cfg.mtu, dev->cfg.port, dev->cfg.address,
@@ -125,12 +141,7 @@ int dq_verbs_port_read(struct dq_verbs_device *dev, const char *want, struct dq_
 	/* What is known of the port is kept also without an address: the one in use stays until another is chosen. */
 	pthread_mutex_lock(&dev->port_lock);
 	if (chosen < 0) {
-		struct dq_verbs_port old = dev->port;
-		old.up = port.up;
-		old.lid = port.lid;
-		old.mtu = port.mtu;
-		old.rate_bps = port.rate_bps;
-		dev->port = old;
+		port_take(dev, &attr, &dev->port);
 	} else {
 		dev->port = port;
 	}

@@ -115,7 +115,7 @@ int dq_verbs_gid_choose(const struct ibv_gid_entry *entries, unsigned n, uint8_t
 		const bool v2 = e->gid_type == IBV_GID_TYPE_ROCE_V2;
 		unsigned rank;
 
-		if (e->port_num != port || gid_zero(&e->gid))
+		if (e->port_num != port || gid_zero(&e->gid) || e->gid_index > UINT8_MAX) /* the interface has 8 bits for it */
 			continue;
 		if (want)
 			rank = memcmp(&e->gid, want, sizeof *want) != 0 ? 0 : v2 ? 2 : 1;

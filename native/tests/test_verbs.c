@@ -138,6 +138,34 @@ static void test_mtu_is_the_smaller(void **state)
 	pair_close(&t);
 }
 
+/* Another MTU of the network interface makes no event, and is seen all the same. */
+static void test_mtu_changes(void **state)
+{
+	struct side s;
+	struct dq_device_attr attr;
+	char netdev[32], path[80];
+	unsigned bytes;
+
+	(void)state;
+	netdev_of(0, netdev);
+	snprintf(path, sizeof path, "/sys/class/net/%s/mtu", netdev);
+	FILE *f = fopen(path, "re");
+	assert_non_null(f);
+	assert_int_equal(fscanf(f, "%u", &bytes), 1);
+	fclose(f);
+	side_open(&s, "verbs", "a", transport_address(0), 0, 0);
+	s.p->device_query(s.dev, &attr);
+	const uint32_t before = attr.mtu;
+	assert_true(before > 1024);
+	assert_int_equal(command("echo 1500 > %s", path), 0);
+	s.p->device_query(s.dev, &attr);
+	assert_int_equal(attr.mtu, 1024);
+	assert_int_equal(command("echo %u > %s", bytes, path), 0);
+	s.p->device_query(s.dev, &attr);
+	assert_int_equal(attr.mtu, before);
+	side_close(&s);
+}
+
 /* ---- path ---- */
 
 /* The switch between carries less than both ends think: small packets pass, and what is wrong is said. */
@@ -512,6 +540,7 @@ int main(void)
 		cmocka_unit_test(test_memlock),
 		cmocka_unit_test(test_open_errors),
 		cmocka_unit_test(test_mtu_is_the_smaller),
+		cmocka_unit_test(test_mtu_changes),
 		cmocka_unit_test(test_path_mtu),
 		cmocka_unit_test(test_port_down_and_up),
 		cmocka_unit_test(test_work_on_a_port_that_is_down),

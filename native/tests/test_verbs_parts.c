@@ -207,6 +207,8 @@ static void test_gid_choice(void **state)
 	assert_int_equal(dq_verbs_gid_choose(table, n, 1, false, &want), -1);
 	want = gid_of("::");
 	assert_int_equal(dq_verbs_gid_choose(table, n, 1, false, &want), -1);  /* an empty entry is none */
+	const struct ibv_gid_entry far[] = {entry("10.9.0.1", 256, 1, IBV_GID_TYPE_ROCE_V2)};
+	assert_int_equal(dq_verbs_gid_choose(far, 1, 1, false, NULL), -1);     /* cannot be named to the device */
 	const struct ibv_gid_entry ib[] = {entry("fe80::2", 1, 1, IBV_GID_TYPE_IB), entry("fe80::1", 0, 1, IBV_GID_TYPE_IB)};
 	assert_int_equal(dq_verbs_gid_choose(ib, 2, 1, true, NULL), 1);
 	want = gid_of("fe80::2");
