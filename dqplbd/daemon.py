@@ -354,11 +354,12 @@ class Daemon:
         )
 
     def _device_list(self) -> Sequence[tuple[DeviceInfo, DeviceSpec, int]]:
+        """The open devices by their numbers in the engine, which are those that clients know."""
         result = []
-        for device in self.devices:
-            if device.number is not None:
-                device.info = self.engine.device(device.number)
-                result.append((device.info, device.spec, device.latency_ns))
+        opened = [(device.number, device) for device in self.devices if device.number is not None]
+        for number, device in sorted(opened, key=lambda one: one[0]):
+            device.info = self.engine.device(number)
+            result.append((device.info, device.spec, device.latency_ns))
         return result
 
     # -- while it runs

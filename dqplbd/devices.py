@@ -16,9 +16,11 @@ import asyncio
 import ipaddress
 import logging
 import time
+from collections.abc import Set
 from dataclasses import replace
 from typing import Final, Protocol
 
+from dqplbd.admin.process import memlock_limit
 from dqplbd.config.models import Config, VerbsDeviceConfig
 from dqplbd.engine.engine import DeviceChange, Engine, EngineError, Event
 from dqplbd.inventory.discover import LeftOut, discover
@@ -37,6 +39,7 @@ from dqplbd.logs import fields
 from dqplbd.paths import Path
 from dqplbd.peers.cards import HelloDevice, epoch_text, random_u64
 from dqplbd.probing.prober import DeviceProber
+from dqplbd.units import format_bytes
 
 __all__ = ["DeviceHooks", "Devices", "NoDevicesError"]
 
@@ -44,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 10.0  # between attempts to open a device that is not open
 _SETTLE_S: Final = 0.2  # changes come in bursts
+_PAUSE_S: Final = 1.0  # between two looks at the interfaces, where containers come and go all the time
 _PATIENCE_S: Final = 2.0  # an address that is gone often comes back, or another one with it
 _KINDS: Final = {
     DeviceChange.UP: "up",
@@ -73,14 +77,37 @@ class DeviceHooks(Protocol):
         """A device will not work again."""
 
 
-def _read_inventory() -> RdmaInventory:
-    """What there is; off the event loop."""
+def _read_netdevs() -> Netdevs:
     try:
-        netdevs = read_netdevs()
+        return read_netdevs()
     except NetdevError as error:
         log.warning("%s", error)
-        netdevs = Netdevs()
-    return read_rdma(netdevs)
+        return Netdevs()
+
+
+def _read_inventory() -> RdmaInventory:
+    """What there is; off the event loop."""
+    return read_rdma(_read_netdevs())
+
+
+def _read_if_changed(before: RdmaInventory, addresses: Set[str]) -> RdmaInventory | None:
+    """What there is, where an interface that matters to devices has changed; off the event loop.
+
+    To read the inventory opens each RDMA device; that is too much for each container that comes or goes.
+
+    :param addresses: of tcp devices.
+    """
+    names = {port.netdev for device in before.devices for port in device.ports}
+    names |= {gid.netdev for device in before.devices for port in device.ports for gid in port.gids}
+
+    def what_matters(netdevs: Netdevs) -> tuple[object, ...]:
+        return (
+            {one for one in netdevs.by_index.values() if one.name in names},
+            {text: one for text, one in netdevs.by_address.items() if one.name in names or text in addresses},
+        )
+
+    now = _read_netdevs()
+    return read_rdma(now) if what_matters(now) != what_matters(before.netdevs) else None
 
 
 class Devices:
@@ -99,7 +126,8 @@ class Devices:
         self._config = config
         self._hooks = hooks
         self._engine: Engine | None = None
-        self._monitor = NetdevMonitor(self.look_again, settle_s=0)
+        self._monitor = NetdevMonitor(self._interfaces_changed, settle_s=0)
+        self._whole = False  # look at everything, whether interfaces changed or not
         self._missed_s: dict[int, float] = {}  # since when the GID of a device is gone
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -138,6 +166,19 @@ class Devices:
         for device in self.all:
             if open_device(engine, device):
                 self._start_prober(device)
+        self._warn_of_memlock()
+
+    def _warn_of_memlock(self) -> None:
+        limit, wanted = memlock_limit(), self._config.clients.max_memory_bytes
+        rdma = [one.name for one in self.all if one.number is not None and one.rdma is not None]
+        if rdma and limit is not None and limit < wanted:
+            log.warning(
+                "only %s can be locked, less than the %s that one client may have: registrations with %s will fail; "
+                "LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited` by hand, --ulimit memlock=-1 in a container",
+                format_bytes(limit),
+                format_bytes(wanted),
+                ", ".join(rdma),
+            )
 
     def watch(self) -> None:
         """Follow changes from now on."""
@@ -256,22 +297,37 @@ class Devices:
 
     def look_again(self) -> None:
         """Read the inventory again, soon."""
+        self._whole = True
+        self._wanted.set()
+
+    def _interfaces_changed(self) -> None:
         self._wanted.set()
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        last_s = 0.0
         while True:
             wait = _RETRY_S if any(one.number is None for one in self.all) else None
             try:
                 async with asyncio.timeout(wait):
                     await self._wanted.wait()
             except TimeoutError:
-                pass  # one more attempt
+                self._whole = True  # one more attempt
             else:
-                await asyncio.sleep(_SETTLE_S)
+                await asyncio.sleep(_SETTLE_S if self._whole else max(_SETTLE_S, last_s + _PAUSE_S - loop.time()))
             self._wanted.clear()
+            whole, self._whole = self._whole, False
+            last_s = loop.time()
             try:
-                inventory = await asyncio.get_running_loop().run_in_executor(None, _read_inventory)
-                self._take(inventory)
+                if whole:
+                    inventory: RdmaInventory | None = await loop.run_in_executor(None, _read_inventory)
+                else:
+                    addresses = {
+                        one.config.address for one in self.all if not isinstance(one.config, VerbsDeviceConfig)
+                    }
+                    inventory = await loop.run_in_executor(None, _read_if_changed, self.inventory, addresses)
+                if inventory is not None:
+                    self._take(inventory)
             except Exception:
                 # The devices that work go on; the next change is another chance.
                 log.exception("the devices of this host cannot be looked at again")

@@ -9,12 +9,12 @@ from typing import Final
 
 from dqplbd.admin.model import ProcessStats
 
-__all__ = ["read_process_stats"]
+__all__ = ["memlock_limit", "read_process_stats"]
 
 _CAP_IPC_LOCK: Final = 14  # capabilities(7)
 
 
-def _memlock_limit() -> int | None:
+def memlock_limit() -> int | None:
     """Bytes that this process may lock; None for no limit."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
@@ -36,7 +36,7 @@ def read_process_stats() -> ProcessStats:
         # The listing itself holds one.
         open_fds=len(os.listdir("/proc/self/fd")) - 1,
         nofile_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        memlock_limit_bytes=_memlock_limit(),
+        memlock_limit_bytes=memlock_limit(),
         threads=len(os.listdir("/proc/self/task")),
         cpus=len(os.sched_getaffinity(0)),
     )

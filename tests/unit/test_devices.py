@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from dqplbd.config import Config, parse_config
-from dqplbd.devices import Devices, NoDevicesError
+from dqplbd.devices import Devices, NoDevicesError, _read_if_changed
 from dqplbd.engine.engine import DeviceChange, Engine, EngineSettings, Event, EventType
 from dqplbd.inventory.gids import Choice
-from dqplbd.inventory.netdev import Netdevs
+from dqplbd.inventory.netdev import Netdev, Netdevs, read_netdevs
 from dqplbd.inventory.open import LocalDevice
 from dqplbd.inventory.verbs import RdmaInventory
 
@@ -164,6 +164,21 @@ async def test_changes_are_followed_until_the_end(engine: Engine, monkeypatch: p
     await devices.stop()
     await devices.stop()
     devices.stop_probers()
+
+
+def test_only_interfaces_that_matter_are_a_reason_to_look_at_everything() -> None:
+    """On a host where containers come and go, other interfaces change all the time."""
+    now = read_netdevs()
+    lo = now.by_address["127.0.0.1"]
+    own = {"127.0.0.1"}
+    assert _read_if_changed(RdmaInventory(netdevs=now), own) is None
+    other = Netdev("veth77", 9977, 1500, True, None)
+    more = Netdevs({**now.by_index, 9977: other}, {**now.by_address, "172.30.0.77": other})
+    assert _read_if_changed(RdmaInventory(netdevs=more), own) is None
+    assert _read_if_changed(RdmaInventory(netdevs=Netdevs()), own) is not None
+    slower = replace(lo, mtu=1280)
+    changed = {text: slower if one == lo else one for text, one in now.by_address.items()}
+    assert _read_if_changed(RdmaInventory(netdevs=Netdevs(now.by_index, changed)), own) is not None
 
 
 @pytest.mark.skipif(os.path.isdir("/sys/class/infiniband"), reason="this host has RDMA devices")
