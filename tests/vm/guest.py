@@ -11,6 +11,9 @@ the rights of the user that runs it, no less.  It has one CPU of the host to its
 is ten times slower.  Two guests at a time do not disturb each other.  Whatever becomes of a guest or of this process,
 no process and no file of it stays.
 
+``DQPLBD_VM=native`` runs the command on this machine instead, whose kernel must have ``rdma_rxe``; that is also what is
+done for root where it has.  ``DQPLBD_VM=uml`` forbids it.  Simulated time is the guest's alone.
+
 In simulated time work costs nothing and sleeping moves the clock, so delays of microseconds and links of 100 Gbit/s are
 exact.  A process that polls without ever sleeping stops the clock.
 """
@@ -37,7 +40,7 @@ if __name__ == "__main__":
 
 from tests.vm.kernel.build import KernelError, kernel  # noqa: E402
 
-__all__ = ["GuestError", "Result", "run_guest"]
+__all__ = ["GuestError", "Result", "place", "run_guest", "run_here"]
 
 HERE: Final = Path(__file__).resolve().parent
 SEED_LIBRARY: Final = ROOT / "build/release/native/tools/libdqplb_seeded_random.so"
@@ -199,6 +202,58 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def place() -> str:
+    """Where tests run in real time: ``native`` or ``uml``.
+
+    What ``DQPLBD_VM`` says, else on this machine where its kernel has, or loads, soft-RoCE and this is root.
+
+    :raises ValueError: DQPLBD_VM is something else.
+    """
+    said = os.environ.get("DQPLBD_VM", "")
+    if said:
+        if said not in ("native", "uml"):
+            raise ValueError(f"DQPLBD_VM is {said!r}; expected native or uml")
+        return said
+    if os.geteuid() == 0:
+        if not Path("/sys/module/rdma_rxe").exists() and shutil.which("modprobe"):
+            subprocess.run(["modprobe", "--quiet", "rdma_rxe"], capture_output=True, check=False)
+        if Path("/sys/module/rdma_rxe").exists():
+            return "native"
+    return "uml"
+
+
+def run_here(
+    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str], cwd: Path, live: bool = False
+) -> Result:
+    """Run a command on this machine: what :func:`run_guest` does, without the guest."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="dqplbd-guest-") as folder:
+        paths = [Path(folder, name) for name in ("stdout", "stderr")]
+        with paths[0].open("wb") as stdout, paths[1].open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=cwd,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )
+        followers = [_Follower(paths[0], sys.stdout.buffer), _Follower(paths[1], sys.stderr.buffer)]
+        try:
+            timely = _wait(process, begin + timeout_s, followers if live else [])
+        finally:
+            _end(process)
+        if live:
+            for follower in followers:
+                follower.copy()
+        stdout_text, stderr_text = _read(paths[0]), _read(paths[1])
+    if not timely:
+        tail = f"{stdout_text[-_TAIL:]}{stderr_text[-_TAIL:]}"
+        raise GuestError(f"{shlex.join(command)} was ended after {timeout_s:g} s; end of its output:\n{tail}")
+    return Result(process.returncode, stdout_text, stderr_text, time.monotonic() - begin)
+
+
 def run_guest(
     command: Sequence[str],
     *,
@@ -234,6 +289,9 @@ def run_guest(
         raise ValueError("no command to run in the guest")
     if not 64 <= memory_mb <= 65536:
         raise ValueError(f"memory_mb is {memory_mb}; expected 64..65536")
+    if not simulated and place() == "native":
+        out.mkdir(parents=True, exist_ok=True)
+        return run_here(command, timeout_s=timeout_s, env=env or {}, cwd=cwd, live=live)
     if seed is not None and not simulated:
         raise ValueError("a seed makes no two runs equal in real time; expected simulated")
     if seed is not None and not SEED_LIBRARY.exists():

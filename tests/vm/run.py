@@ -8,8 +8,9 @@ what it needs beyond the usual::
     MEMORY_MB = 1024
     TIMEOUT_S = 240
 
-Prints a line a group, and the whole output of those that failed.  Writes ``build/rdma/junit.xml``.  What is not
-understood here goes to pytest: ``-k word``, ``-x``.  ``DQPLBD_VM`` chooses where the tests run: see guest.py.
+Files in ``host/`` test the guest itself, from the host.  Prints a line a group, and the whole output of those that
+failed.  Writes ``build/rdma/junit.xml``.  What is not understood here goes to pytest: ``-k word``, ``-x``.
+``DQPLBD_VM`` chooses where the tests run: see guest.py.
 """
 
 import argparse
@@ -31,12 +32,13 @@ ROOT: Final = HERE.parents[1]
 if __name__ == "__main__":
     sys.path.append(str(ROOT))
 
-from tests.vm.guest import GuestError, run_guest  # noqa: E402
+from tests.vm.guest import GuestError, place, run_guest, run_here  # noqa: E402
 from tests.vm.kernel.build import KernelError, kernel  # noqa: E402
 
 OUT: Final = ROOT / "build/rdma"
 TIMES: Final = ("real", "simulated")
 DEFAULTS: Final[dict[str, Any]] = {"TIMES": ("real",), "MEMORY_MB": 768, "TIMEOUT_S": 180}
+HOST: Final = "host"
 NO_TESTS: Final = 5
 """What pytest ends with when it was told to run none."""
 
@@ -88,7 +90,7 @@ def groups(files: Sequence[Path]) -> list[Group]:
     """All groups; those that may take longest first, so that none of them is left over at the end."""
     found = []
     for file in files:
-        said = wants(file)
+        said = wants(file) if file.parent == HERE else {**wants(file), "TIMES": (HOST,)}
         found += [Group(file, kind, said["MEMORY_MB"], said["TIMEOUT_S"]) for kind in said["TIMES"]]
     return sorted(found, key=lambda group: (-group.timeout_s, group.name))
 
@@ -99,16 +101,20 @@ def run_group(group: Group, arguments: Sequence[str], cpu: int) -> Outcome:
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
     command += [f"--junitxml={report}", "-o", f"junit_suite_name={group.name}", str(group.file), *arguments]
     begin = time.monotonic()
+    env = {"DQPLBD_GUEST": group.time, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        result = run_guest(
-            command,
-            out=OUT,
-            simulated=group.time == "simulated",
-            memory_mb=group.memory_mb,
-            timeout_s=group.timeout_s,
-            env={"DQPLBD_GUEST": group.time, "PYTHONDONTWRITEBYTECODE": "1"},
-            cpu=cpu,
-        )
+        if group.time == HOST:
+            result = run_here(command, timeout_s=group.timeout_s, env=env, cwd=ROOT)
+        else:
+            result = run_guest(
+                command,
+                out=OUT,
+                simulated=group.time == "simulated",
+                memory_mb=group.memory_mb,
+                timeout_s=group.timeout_s,
+                env=env,
+                cpu=cpu,
+            )
     except GuestError as error:
         return Outcome(group, 0, 0, time.monotonic() - begin, str(error))
     failed = result.rc not in (0, NO_TESTS)
@@ -143,7 +149,8 @@ def merge_reports(files: Sequence[Path], target: Path) -> None:
 
 def run_all(todo: Sequence[Group], arguments: Sequence[str]) -> list[Outcome]:
     """Run them, one a CPU at a time."""
-    cpus = sorted(os.sched_getaffinity(0))[:2]
+    # On this machine itself they would find each other's fabric in the way.
+    cpus = sorted(os.sched_getaffinity(0))[: 1 if place() == "native" else 2]
     free = list(cpus)
     outcomes = []
 
@@ -174,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--time", choices=TIMES, help="only this kind of time")
     options, arguments = parser.parse_known_args(argv)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    files = sorted(HERE.glob("test_*.py"))
+    files = sorted([*HERE.glob("test_*.py"), *HERE.glob("host/test_*.py")])
     if options.file:
         files = [file for file in files if file.name in options.file]
     todo = [group for group in groups(files) if options.time in (None, group.time)]

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest, seen from the host: results are true, and nothing stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.vm.guest import GuestError, run_guest
+
+GUEST = Path(__file__).resolve().parents[1] / "guest.py"
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of temporary files of this test alone: its name is in the command of each of its guests."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setenv("DQPLBD_VM", "uml")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def processes(folder: Path) -> list[int]:
+    """Processes that name the folder in their command."""
+    found = []
+    for one in Path("/proc").iterdir():
+        if one.name.isdecimal():
+            try:
+                if str(folder).encode() in (one / "cmdline").read_bytes():
+                    found.append(int(one.name))
+            except OSError:  # it ended
+                pass
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def test_exit_code_and_output_are_those_of_the_command(own_folder: Path, tmp_path: Path) -> None:
+    script = 'echo "$WORD"; pwd; echo bad >&2; exit 7'
+    result = run_guest(["bash", "-c", script], out=tmp_path / "out", env={"WORD": "a 'b' $c"}, cwd=tmp_path)
+    assert (result.rc, result.stdout, result.stderr) == (7, f"a 'b' $c\n{tmp_path}\n", "bad\n")
+    assert list(own_folder.iterdir()) == []
+
+
+def test_only_one_folder_can_be_written(own_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out with 'quotes'"
+    script = 'echo x > "$0/file"; echo y > "$1/file" || echo z > /etc/dqplbd-was-here'
+    result = run_guest(["bash", "-c", script, str(out), str(GUEST.parent)], out=out)
+    assert result.rc != 0
+    assert result.stderr.count("Read-only file system") == 2
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("file", "x\n")]
+
+
+def test_this_interpreter_and_its_packages_run_there(own_folder: Path, tmp_path: Path) -> None:
+    program = "import dqplbd.engine.engine, uvloop; print(dqplbd.__file__)"
+    result = run_guest([sys.executable, "-P", "-c", program], out=tmp_path / "out")
+    assert result.stdout.strip().startswith(sys.prefix), result.stderr
+
+
+def test_simulated_time_jumps(own_folder: Path, tmp_path: Path) -> None:
+    result = run_guest(["bash", "-c", "sleep 36000; cat /proc/uptime"], out=tmp_path / "out", simulated=True)
+    assert 36_000 <= float(result.stdout.split()[0]) < 36_010
+    assert result.seconds < 3600
+
+
+def test_a_guest_that_panics_is_a_failure(own_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(GuestError, match=r"(?s)ended without a result.*sysrq triggered crash.*this far"):
+        run_guest(["bash", "-c", "echo this far; sync; echo c > /proc/sysrq-trigger"], out=tmp_path / "out")
+    assert processes(own_folder) == []
+    assert list(own_folder.iterdir()) == []
+
+
+def test_a_guest_that_hangs_is_ended(own_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(GuestError, match=r"(?s)ended after 5 s.*this far"):
+        run_guest(["bash", "-c", "echo this far; sleep 1000 & sleep 1000"], out=tmp_path / "out", timeout_s=5)
+    assert processes(own_folder) == []
+    assert list(own_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_stays_when_its_runner_is_killed(own_folder: Path, tmp_path: Path, number: int) -> None:
+    runner = subprocess.Popen(
+        [sys.executable, "-P", str(GUEST), "--out", str(tmp_path / "out"), "--", "bash", "-c", "echo up; sleep 1000"],
+        env={**os.environ, "TMPDIR": str(own_folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert runner.stdout is not None
+    with runner.stdout:
+        assert runner.stdout.readline() == b"up\n"
+        assert processes(own_folder)
+        runner.send_signal(number)
+        runner.wait()
+    wait_for(lambda: not processes(own_folder) and not list(own_folder.iterdir()), "something is left")
+
+
+@pytest.mark.parametrize(("command", "memory_mb"), [([], 512), (["true"], 16)])
+def test_what_cannot_be_run_is_refused(tmp_path: Path, command: list[str], memory_mb: int) -> None:
+    with pytest.raises(ValueError, match=r"no command|expected 64\.\.65536"):
+        run_guest(command, out=tmp_path, memory_mb=memory_mb)
