@@ -2,7 +2,9 @@
 """Devices while the daemon runs, over the real engine.  RDMA devices: tests/vm/test_devices.py."""
 
 import asyncio
+import ipaddress
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ import pytest
 from dqplbd.config import Config, parse_config
 from dqplbd.devices import Devices, NoDevicesError, _read_if_changed
 from dqplbd.engine.engine import DeviceChange, Engine, EngineSettings, Event, EventType
-from dqplbd.inventory.gids import Choice
+from dqplbd.inventory.gids import Choice, Gid, GidKind
 from dqplbd.inventory.netdev import Netdev, Netdevs, read_netdevs
 from dqplbd.inventory.open import LocalDevice
 from dqplbd.inventory.verbs import RdmaInventory
@@ -163,6 +165,23 @@ async def test_changes_are_followed_until_the_end(engine: Engine, monkeypatch: p
         assert (await taken.get()).netdevs.by_address
     await devices.stop()
     await devices.stop()
+    devices.stop_probers()
+
+
+async def test_a_gid_that_is_gone_is_waited_for_before_a_lesser_one_is_taken(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, _ = await opened(engine)
+    device = devices.all[0]
+    device.spec = replace(device.spec, gid="::ffff:10.0.0.1")
+    local = Gid(0, ipaddress.IPv6Address("fe80::1"), GidKind.ROCE_V2, "eth0", True)
+    equal = replace(local, address=ipaddress.IPv6Address("::ffff:10.0.0.2"))
+    assert devices._may_come_back(device, local)
+    assert not devices._may_come_back(device, equal)
+    assert devices._may_come_back(device, local)
+    begin_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: begin_s + 60)
+    assert not devices._may_come_back(device, local)
     devices.stop_probers()
 
 
