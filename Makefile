@@ -104,10 +104,15 @@ test-python: $(INSTALLED)
 	@echo "Python tests: whole daemons first, which take minutes, then units"
 	@$(PY) -m pytest -q $(ARGS)
 
+# What Meson built into the package: whether libibverbs' header was there is asked once a build folder.
+TARGETS := build/release/meson-info/intro-targets.json
+
 # The kernel's RDMA stack without RDMA hardware: in a guest, or on this machine where its kernel has soft-RoCE.
 # Python sees the distribution's pyverbs, which has no wheel, through a link.
 rdma-ready:
 	@scripts/setup.sh rdma >/dev/null
+	@[ ! -f $(TARGETS) ] || grep -q verbs_qp.c $(TARGETS) || { echo "libibverbs-dev is new here: building once more"; \
+	rm -rf build/release $(INSTALLED); }
 	@$(MAKE) $(INSTALLED)
 	@$(PY) tests/vm/pyverbs_link.py
 

@@ -13,9 +13,10 @@ set -euo pipefail
 say() { printf '%s\n' "$*" >&2; }
 
 case "${1-}" in
-demo) want_packages=(gcc libc6-dev pkg-config) ;;
-test) want_packages=(gcc libc6-dev pkg-config libcmocka-dev procps systemd) ;;
-bench) want_packages=(gcc libc6-dev pkg-config iperf3 valgrind) ;;
+# Without libibverbs-dev everything works but the verbs provider, which is then not built.
+demo) want_packages=(gcc libc6-dev pkg-config libibverbs-dev) ;;
+test) want_packages=(gcc libc6-dev pkg-config libibverbs-dev libcmocka-dev procps systemd) ;;
+bench) want_packages=(gcc libc6-dev pkg-config libibverbs-dev iperf3 valgrind) ;;
 rdma)
     # The first line builds the guest's kernel, the second is the RDMA stack and its tools, the third what the tests run.
     want_packages=(

@@ -2,8 +2,8 @@
 """``make bench-rdma``: what dqplbd reaches on the kernel's soft-RoCE, beside perftest in the same guest and run.
 
 Throughput: ``dqplb bench`` between two daemons against ``ib_write_bw`` with the same message size on the wire, queue
-pairs and bytes in flight, in turn and several times; medians count.  RTT: the prober's smallest against that of queue
-pairs polled by one process without delay, plus the delay that the fabric was given.
+pairs and bytes in flight, in turn and several times; medians count.  RTT: the prober's smallest against that of
+datagrams polled by one thread at both ends, over the same fabric with the same delays.
 
 Prints a table and puts the rows into ``build/rdma.json``.  Without ``--inside`` it runs itself in a guest.
 """
@@ -28,6 +28,7 @@ from tests.bench.rows import Row, merge_rows, table  # noqa: E402
 from tests.vm.fabric import Fabric  # noqa: E402
 from tests.vm.guest import GuestError, run_guest  # noqa: E402
 
+TOOLS: Final = ROOT / "build/release/native/tools"
 KIB: Final = 1024
 MIB: Final = 2**20
 MESSAGE: Final = 64 * MIB
@@ -85,19 +86,15 @@ def perftest_rate(fabric: Fabric, segment: int, qps: int, depth: int) -> float:
 
 
 def true_rtt_ns(fabric: Fabric) -> float:
-    """Smallest round trip of two queue pairs that one process polls without a pause.
+    """Smallest round trip of datagrams that one thread polls at both ends, without a pause.
 
     Not ``ib_send_lat``: its two processes would take turns on the one CPU of the guest by whole time slices.
     """
-    # Only where there is pyverbs, which is not where this file is merely read.
-    from tests.vm.verbs import connected, ping_ns
-
-    near, far = connected(fabric.port(1).device, fabric.port(0).device)
-    try:
-        return float(ping_ns(near, far, rounds=200, size=32)[0])
-    finally:
-        near.close()
-        far.close()
+    command = [str(TOOLS / "verbs_ping"), fabric.port(1).device, fabric.port(0).device, "300"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    return float(json.loads(done.stdout)["min_ns"])
 
 
 def hosts(fabric: Fabric, pinned: dict[str, Any] | None) -> Cluster:
@@ -174,13 +171,12 @@ def probed_rtt_ns(cluster: Cluster) -> float:
 
 def rtt(fabric: Fabric, rows: list[Row]) -> None:
     """Round trips, without delay and with some."""
-    base = true_rtt_ns(fabric)
     with hosts(fabric, None) as cluster:
         for one_way in (0, *DELAYS_NS):
             say(f"round trip with {2 * one_way / 1000:g} us of delay")
             for host in range(2):
                 fabric.set_delay(host, one_way)
-            true = base + 2 * one_way
+            true = true_rtt_ns(fabric)
             seen = probed_rtt_ns(cluster)
             rows.append(
                 Row(
@@ -191,7 +187,7 @@ def rtt(fabric: Fabric, rows: list[Row]) -> None:
                     round(max(0.15 * true, 10_000)),
                     better="low",
                     of="value",
-                    note=f"prober {seen / 1000:.1f} us, smallest of {PROBES}; true: pyverbs, polling, + delay",
+                    note=f"prober {seen / 1000:.1f} us, smallest of {PROBES}; true: verbs_ping",
                 )
             )
 
