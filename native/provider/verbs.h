@@ -144,6 +144,7 @@ struct dq_verbs_device {
 	pthread_mutex_t table_lock;            /* for changes of what follows; the thread that polls reads without */
 	_Atomic(struct dq_verbs_pool *) pools;
 	_Atomic(struct dq_verbs_qp *) *qps;    /* by slot */
+	bool *taken;                           /* slots of QPs, also of those in the making */
 	uint32_t qps_cap;
 	atomic_uint qps_used, qps_high;        /* how many there are, and below which slot all of them are */
 	uint32_t generation;

@@ -204,7 +204,8 @@ static int make_tables(struct dq_verbs_device *dev, struct dq_error *err)
 	dev->by_qpn_mask = 2 * dev->qps_cap - 1;
 	dev->qps = calloc(dev->qps_cap, sizeof *dev->qps);
 	dev->by_qpn = calloc(2 * (size_t)dev->qps_cap, sizeof *dev->by_qpn);
-	return dev->qps && dev->by_qpn ? 0 : dq_error_set(err, -ENOMEM, "device %s: no memory for the table of QPs", dev->cfg.name);
+	dev->taken = calloc(dev->qps_cap, sizeof *dev->taken);
+	return dev->qps && dev->by_qpn && dev->taken ? 0 : dq_error_set(err, -ENOMEM, "device %s: no memory for the table of QPs", dev->cfg.name);
 }
 
 /* Takes down whatever was made, in the order that the objects need. */
@@ -229,6 +230,7 @@ static void device_free(struct dq_verbs_device *dev)
 	pthread_mutex_destroy(&dev->mem_lock);
 	free(dev->qps);
 	free(dev->by_qpn);
+	free(dev->taken);
 	free(dev);
 }
 

@@ -58,42 +58,52 @@ static void number_remove(struct dq_verbs_device *dev, const struct dq_verbs_qp 
 	atomic_store_explicit(&dev->by_qpn[hole], NULL, memory_order_release);
 }
 
-/* A slot and a generation for the QP, which is not yet to be found there. */
+/* A slot and a generation for the QP, which is not yet to be found there: it may still fail to be made. */
 static int take_slot(struct dq_verbs_device *dev, struct dq_verbs_qp *qp)
 {
 	uint32_t i = 0;
 
 	pthread_mutex_lock(&dev->table_lock);
-	while (i < dev->qps_cap && atomic_load_explicit(&dev->qps[i], memory_order_relaxed))
+	while (i < dev->qps_cap && dev->taken[i])
 		i++;
 	if (i < dev->qps_cap) {
+		dev->taken[i] = true;
 		qp->slot = i;
 		qp->generation = dev->generation++;
-		if (i >= dev->qps_high)
-			atomic_store(&dev->qps_high, i + 1);
-		dev->qps_used++;
-		atomic_store_explicit(&dev->qps[i], qp, memory_order_release);
 	}
 	pthread_mutex_unlock(&dev->table_lock);
 	return i < dev->qps_cap ? 0 : -ENOSPC;
 }
 
-static void number_add(struct dq_verbs_device *dev, struct dq_verbs_qp *qp)
+static void give_slot(struct dq_verbs_device *dev, const struct dq_verbs_qp *qp)
+{
+	pthread_mutex_lock(&dev->table_lock);
+	dev->taken[qp->slot] = false;
+	pthread_mutex_unlock(&dev->table_lock);
+}
+
+/* From here on completions find it, by slot and by number. */
+static void tables_add(struct dq_verbs_device *dev, struct dq_verbs_qp *qp)
 {
 	pthread_mutex_lock(&dev->table_lock);
 	uint32_t i = hash(dev, qp->qpn);
 	while (cell(dev, i))
 		i = (i + 1) & dev->by_qpn_mask;
 	atomic_store_explicit(&dev->by_qpn[i], qp, memory_order_release);
+	atomic_store_explicit(&dev->qps[qp->slot], qp, memory_order_release);
+	if (qp->slot >= dev->qps_high)
+		atomic_store(&dev->qps_high, qp->slot + 1);
+	dev->qps_used++;
 	pthread_mutex_unlock(&dev->table_lock);
 }
 
-static void give_slot(struct dq_verbs_device *dev, struct dq_verbs_qp *qp)
+static void tables_remove(struct dq_verbs_device *dev, const struct dq_verbs_qp *qp)
 {
 	pthread_mutex_lock(&dev->table_lock);
 	atomic_store_explicit(&dev->qps[qp->slot], NULL, memory_order_release);
 	dev->qps_used--;
 	pthread_mutex_unlock(&dev->table_lock);
+	give_slot(dev, qp);
 }
 
 /* ---- create ---- */
@@ -118,7 +128,7 @@ static int make_pair(struct dq_verbs_qp *qp, struct dq_error *err)
 	if (!qp->ib)
 		return dq_error_set(err, errno ? -errno : -EIO, "device %s: %s gives no QP with send depth %u and receive depth %u beside %u "
 				    "others: %s%s", dev->cfg.name, dev->cfg.address, cap.max_send_wr, cap.max_recv_wr,
-				    atomic_load(&dev->qps_used) - 1,
+				    atomic_load(&dev->qps_used),
 				    strerror(errno), errno == ENOMEM ? "; the limit of locked memory or of QPs is reached: LimitMEMLOCK=infinity, "
 				    "or fewer QPs and a smaller depth" : "");
 	qp->inline_bytes = init.cap.max_inline_data;
@@ -145,11 +155,11 @@ static void qp_free(struct dq_verbs_qp *qp)
 static void reserve_spare(struct dq_verbs_qp *qp)
 {
 	struct dq_verbs_device *dev = qp->dev;
-	const uint32_t wanted = DQ_MIN((SPARE_RECEIVES - 1) * qp->receive_reserved, dev->told.max_send_depth - DQ_MIN(dev->told.max_send_depth,
-										       qp->receive_reserved));
+	const uint32_t wanted = DQ_MIN(SPARE_RECEIVES * qp->receive_reserved, dev->told.max_send_depth);
+	uint32_t more = wanted > qp->receive_reserved ? wanted - qp->receive_reserved : 0;
 
 	pthread_mutex_lock(&dev->table_lock);
-	const uint32_t more = DQ_MIN(wanted, qp->pool->receive_room - qp->pool->receive_used);
+	more = DQ_MIN(more, qp->pool->receive_room - qp->pool->receive_used);
 	qp->pool->receive_used += more;
 	pthread_mutex_unlock(&dev->table_lock);
 	qp->receive_reserved += more;
@@ -202,7 +212,7 @@ int dq_verbs_qp_create(struct dq_device *device, const struct dq_qp_attr *attr, 
 		qp_free(qp);
 		return rc;
 	}
-	number_add(dev, qp);
+	tables_add(dev, qp);
 	*out = (struct dq_qp *)(void *)qp;
 	return 0;
 }
@@ -462,7 +472,7 @@ void dq_verbs_qp_destroy(struct dq_qp *q)
 	dq_verbs_list_remove(&qp->ending_node);
 	tear_down(qp);
 	dq_verbs_forget(qp);
-	give_slot(dev, qp);
+	tables_remove(dev, qp);
 	qp_free(qp);
 }
 
@@ -479,7 +489,8 @@ void dq_verbs_qp_scan(struct dq_verbs_qp *qp, uint64_t now)
 	}
 	if (qp->state == DQ_VERBS_QP_CONNECTING) {
 		dq_verbs_qp_handshake(qp); /* a packet may have come before the maker was done */
-		if (now - qp->connect_ns >= dev->cfg.deadline_ns)
+		/* The maker may have begun after the clock was read here. */
+		if (now > qp->connect_ns && now - qp->connect_ns >= dev->cfg.deadline_ns)
 			dq_verbs_qp_fail(qp, qp->hello_done && qp->probe_sent && !qp->probe_done ? DQ_WC_PATH_MTU :
 					 dev->port.up ? DQ_WC_TIMEOUT : DQ_WC_DEVICE, ETIMEDOUT);
 		return;
