@@ -10,7 +10,7 @@ from tests.vm.fabric import Fabric
 
 TIMES = ("real",)
 MEMORY_MB = 1024
-TIMEOUT_S = 300
+TIMEOUT_S = 420
 
 ERROR = 99  # exit code of valgrind when it found something; no test has it
 VALGRIND = [

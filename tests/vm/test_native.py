@@ -9,7 +9,7 @@ from tests.vm import native
 from tests.vm.fabric import Fabric
 
 TIMES = ("real",)  # they poll and measure against a clock that has to run
-TIMEOUT_S = 240
+TIMEOUT_S = 300
 
 
 @pytest.fixture(scope="module")
