@@ -62,9 +62,7 @@ def test_jobs_survive_json() -> None:
 def test_every_job_measures_where_its_traffic_goes() -> None:
     for one in standard_jobs(32):
         assert {transfer.target for transfer in one.transfers} == set(one.measured)
-        assert all(
-            transfer.bytes % (MIB // 2) == 0 and transfer.source != transfer.target for transfer in one.transfers
-        )
+        assert all(transfer.bytes % MIB == 0 and transfer.source != transfer.target for transfer in one.transfers)
 
 
 def test_goodput_is_that_of_the_busiest_way_out() -> None:

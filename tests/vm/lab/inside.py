@@ -109,7 +109,7 @@ def configuration(job: Job, setting: Setting, fabric: Fabric, host: int, provide
             "insecure": True,
             "static": [{"address": f"{other.address}:{API_PORT}"} for other in fabric.rail(0) if other is not port],
         },
-        "probing": {"interval_s": 0.04, "window_s": 0.2, "samples_per_window": 4, "max_probes_per_s": 2000},
+        "probing": {"interval_s": 0.05, "window_s": 0.2, "samples_per_window": 4, "max_probes_per_s": 2000},
         "transport": {"grants": setting.grants},
         "logging": {"level": "info"},
     }
@@ -172,7 +172,7 @@ class Daemons:
             measured = sum(path.estimate.windows >= 1 for _, _, path in found)
             if (right == measured == wanted) or time.monotonic() > deadline:
                 break
-            time.sleep(0.1)
+            time.sleep(0.2)
         say(f"{right} of {wanted} paths have the right class")
         return [
             {

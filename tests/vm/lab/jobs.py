@@ -153,7 +153,7 @@ def standard_jobs(hosts: int = 32) -> list[Job]:
         measured=(1,),
         rtt_ns=RTT_NS[PathClass.REGION],
     )
-    members = min(hosts, 16)
+    members = 8
     all_to_all = Job(
         name="all_to_allv",
         title=f"All-to-Allv, {members} hosts",
@@ -161,7 +161,7 @@ def standard_jobs(hosts: int = 32) -> list[Job]:
         settings=(STATIC_SETTING, COMPUTED),
         transfers=tuple(
             # Sizes vary by a factor of four, by a fixed pattern, as those of All-to-Allv do.
-            Transfer(a, b, (1 + (a * 7 + b * 5) % 4) * MIB // 2)
+            Transfer(a, b, (1 + (a * 7 + b * 5) % 4) * MIB)
             for a in range(members)
             for b in range(members)
             if a != b
@@ -171,13 +171,11 @@ def standard_jobs(hosts: int = 32) -> list[Job]:
         rtt_ns=RTT_NS[PathClass.ZONE],
         message_bytes=MIB,
         strict=False,
-        probing=True,
     )
     probing = [
         Job(f"probing_{count}", f"probing, {count} hosts", Layout.even(count).places, (COMPUTED,), probing=True)
-        for count in [hosts]
-        if count > members
+        for count in sorted({hosts, min(hosts, 16)}, reverse=True)
     ]
     incasts = [_incast(path_class, 8, 16 * MIB) for path_class in (PathClass.RACK, PathClass.BUILDING)]
     # The longest first: with two guests at a time, the short ones fill the gap.
-    return [all_to_all, *probing, *incasts, single]
+    return [*probing, *incasts, all_to_all, single]
