@@ -37,7 +37,7 @@ from tests.vm.kernel.build import KernelError, kernel  # noqa: E402
 
 OUT: Final = ROOT / "build/rdma"
 TIMES: Final = ("real", "simulated")
-DEFAULTS: Final[dict[str, Any]] = {"TIMES": ("real",), "MEMORY_MB": 768, "TIMEOUT_S": 180}
+DEFAULTS: Final[dict[str, Any]] = {"TIMES": ("real",), "MEMORY_MB": 768, "TIMEOUT_S": 300}
 HOST: Final = "host"
 NO_TESTS: Final = 5
 """What pytest ends with when it was told to run none."""
@@ -98,7 +98,7 @@ def groups(files: Sequence[Path]) -> list[Group]:
 def run_group(group: Group, arguments: Sequence[str], cpu: int) -> Outcome:
     """Run one group on one CPU."""
     report = OUT / f"{group.name}.xml"
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=200"]
     command += [f"--junitxml={report}", "-o", f"junit_suite_name={group.name}", str(group.file), *arguments]
     begin = time.monotonic()
     env = {"DQPLBD_GUEST": group.time, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -166,6 +166,8 @@ def run_all(todo: Sequence[Group], arguments: Sequence[str]) -> list[Outcome]:
             for done in concurrent.futures.as_completed([pool.submit(one, group) for group in todo]):
                 outcomes.append(done.result())
                 print(line(outcomes[-1]), flush=True)
+                if outcomes[-1].failure:
+                    (OUT / f"{outcomes[-1].group.name}.log").write_text(outcomes[-1].failure, encoding="utf-8")
         except (KeyboardInterrupt, SystemExit):
             # The guests' keepers end them; waiting for the threads would wait for the guests.
             os._exit(130)
