@@ -93,6 +93,8 @@ void dq_grants_wake(struct dq_grants *g, struct dq_grant_member *m)
 
 void dq_grants_backlog(struct dq_grants *g, struct dq_grant_member *m, uint64_t backlog_bytes)
 {
+	if (m->backlog_bytes && backlog_bytes == 0)
+		g->dirty = true; /* it counts as active for two RTTs only: the next split must know */
 	m->backlog_bytes = backlog_bytes;
 	m->backlog_ns = 0;
 	if (!m->active && backlog_bytes)

@@ -77,6 +77,8 @@ void dq_grants_wake(struct dq_grants *g, struct dq_grant_member *m);
 static inline void dq_grants_bytes(struct dq_grants *g, struct dq_grant_member *m, uint32_t bytes, uint64_t now_ns)
 {
 	m->last_bytes_ns = now_ns;
+	if (m->backlog_bytes && m->backlog_bytes <= bytes)
+		g->dirty = true; /* from here on it counts as active for two RTTs only: the next split must know */
 	m->backlog_bytes -= DQ_MIN(m->backlog_bytes, (uint64_t)bytes);
 	if (DQ_UNLIKELY(!m->active))
 		dq_grants_wake(g, m);

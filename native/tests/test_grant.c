@@ -161,6 +161,35 @@ static void test_quiet_share_returns(void **state)
 	assert_int_equal(members[0].level_bytes, members[0].window_bytes);
 }
 
+/* A caller that splits only when something changed, or when the last split said, as the engine does. */
+static void test_a_finished_sender_leaves_its_share_in_time(void **state)
+{
+	const uint64_t rtt = 240 * US;
+	const uint32_t segment = 512 * KIB;
+	uint64_t now = 1 * MS, due;
+	struct dq_grants g;
+
+	(void)state;
+	for (unsigned by_message = 0; by_message < 2; by_message++) {
+		group_init(&g, 2, rtt, segment);
+		dq_grants_backlog(&g, &members[0], 1 << 20);
+		dq_grants_backlog(&g, &members[1], 1u << 30);
+		due = dq_grants_split(&g, now);
+		assert_true(members[1].level_bytes < members[1].window_bytes);
+		/* Member 0 has sent everything: its last bytes, or its word for it. */
+		dq_grants_bytes(&g, &members[0], by_message ? segment : 1 << 20, now);
+		if (by_message)
+			dq_grants_backlog(&g, &members[0], 0);
+		if (g.dirty || due <= now)
+			due = dq_grants_split(&g, now);
+		assert_true(due <= now + 2 * rtt);
+		now = due;
+		dq_grants_split(&g, now);
+		assert_int_equal(g.active, 1);
+		assert_int_equal(members[1].level_bytes, members[1].window_bytes);
+	}
+}
+
 /* The host's noise counts: bytes late for reasons of its own do not make a sender quiet. */
 static void test_noise(void **state)
 {
@@ -469,6 +498,7 @@ int main(void)
 		cmocka_unit_test(test_one_of_many_active),
 		cmocka_unit_test(test_all_active),
 		cmocka_unit_test(test_quiet_share_returns),
+		cmocka_unit_test(test_a_finished_sender_leaves_its_share_in_time),
 		cmocka_unit_test(test_noise),
 		cmocka_unit_test(test_stale_backlog),
 		cmocka_unit_test(test_water_filling),
