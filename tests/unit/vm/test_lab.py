@@ -35,6 +35,7 @@ def traffic(job: Job, done_ns: int, first: int, after: int) -> dict[str, Any]:
             "drops": {str(host): 0 for host in job.measured},
         },
         "live": [{"inflight_peak_bytes": 1}],
+        "counters": {"sent_pkts": 7},
         "late_ns": 0,
     }
 
@@ -94,6 +95,14 @@ def test_lost_content_is_a_missed_target() -> None:
     broken["flows"]["0-1"]["same"] = False
     rows = rows_of(single, {"static": traffic(single, 1000, 1, 1), "computed": broken})
     assert "lab_single_computed_bytes_right" in [row.name for row in rows if row.met is False]
+
+
+def test_what_is_sent_again_is_a_missed_target() -> None:
+    single = job("single")
+    retried = traffic(single, 1000, 0, 0)
+    retried["counters"]["rcvd_rnr_err"] = 1
+    rows = rows_of(single, {"static": traffic(single, 1000, 1, 1), "computed": retried})
+    assert "lab_single_computed_sent_again" in [row.name for row in rows if row.met is False]
 
 
 def test_classes_by_anything_but_rtt_do_not_count() -> None:

@@ -140,14 +140,27 @@ class Daemons:
         for host in self.hosts:
             host.launch()
             host.wait_state("READY=1", READY_S)
+        without = [host.host_id for host in self.hosts if not AdminClient(host.admin).status().devices_up]
+        if without:
+            self._tell_notes()
+            self._stop()
+            raise LabError(f"no device is up on {', '.join(without)}")
         return self
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is not None:
-            for host in self.hosts:
-                notes = [line for line in host.log().splitlines() if " WARNING " in line or " ERROR " in line]
-                for line in notes[-5:]:
-                    print(f"{host.host_id}: {line}", file=sys.stderr)
+            self._tell_notes()
+        self._stop()
+
+    def _tell_notes(self) -> None:
+        """The last that each daemon complained of."""
+        for host in self.hosts:
+            notes = [line for line in host.log().splitlines() if " WARNING " in line or " ERROR " in line]
+            for line in notes[-5:]:
+                print(f"{host.host_id}: {line}", file=sys.stderr)
+
+    def _stop(self) -> None:
+        # By force: there is nothing to put in order, and orderly ends of so many take long.
         for host in self.hosts:
             with contextlib.suppress(Exception):
                 host.kill()
@@ -185,7 +198,6 @@ class Daemons:
                 "segment_bytes": path.profile.segment_bytes,
                 "qps": path.profile.qps,
                 "outstanding": path.profile.outstanding_per_qp,
-                "time_source": path.estimate.prober_delay_p99_ns is not None,
             }
             for a, b, path in found
         ]
@@ -307,8 +319,6 @@ def main() -> int:
                 if job.transfers:
                     result |= carry(job, daemons, fabric)
             results[setting.name] = result
-        if "--keep-logs" in sys.argv:
-            print(daemons.hosts[0].log())
     Path(sys.argv[2]).write_text(json.dumps(results))
     return 0
 

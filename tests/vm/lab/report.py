@@ -23,6 +23,8 @@ FIRST_RTTS: Final = 20
 RTT_ERROR_NS: Final = 3_000
 THROUGHPUT: Final = 0.97
 QUEUE: Final = 0.1
+SENT_AGAIN: Final = ("rcvd_rnr_err", "rcvd_seq_err", "completer_retry_err", "duplicate_request", "out_of_seq_request")
+"""Counters of rxe that tell of something to be sent again: nothing has reason to be."""
 QP_PACKETS: Final = 128
 """Packets of one queue pair that rxe lets be unacknowledged."""
 
@@ -35,6 +37,8 @@ class Traffic:
     :ivar bound_bps: payload that this way out carries at most.
     :ivar first_bytes: longest queue of the first 20 RTT, of all queues measured.  :ivar after_bytes: of the time after.
     :ivar inflight_bytes: most that one daemon had posted and not completed on one path.
+    :ivar done_ns: from the begin to the end of the last transfer.  :ivar mean_ns: of all transfers.
+    :ivar late_ns: how late the last client began.
     """
 
     goodput_bps: float
@@ -46,6 +50,7 @@ class Traffic:
     whole: bool
     inflight_bytes: int
     done_ns: int
+    mean_ns: int
     late_ns: int
 
     @property
@@ -83,6 +88,7 @@ def traffic_of(job: Job, result: dict[str, Any]) -> Traffic:
         whole=all(flows[t.key]["bytes"] == t.bytes and flows[t.key]["same"] for t in job.transfers),
         inflight_bytes=max(path["inflight_peak_bytes"] for path in result["live"]),
         done_ns=max(done.values()),
+        mean_ns=sum(flows[t.key]["done_ns"] for t in job.transfers) // len(job.transfers),
         late_ns=result["late_ns"],
     )
 
@@ -132,6 +138,8 @@ def rows_of(job: Job, results: dict[str, Any]) -> list[Row]:
         computed = name == "computed"
         target = THROUGHPUT if computed and job.strict else None
         rows.append(Row(f"{head}_goodput", "bytes/s", round(one.goodput_bps / 8), round(one.bound_bps / 8), target))
+        mean = static.mean_ns if computed else None
+        rows.append(Row(f"{head}_mean_transfer", "ns", one.mean_ns, mean))
         whole = sum(transfer.bytes for transfer in job.transfers)
         rows.append(Row(f"{head}_bytes_right", "bytes", one.bytes if one.whole else 0, whole, 1.0))
         rows.append(Row(f"{head}_queue_first", "bytes", one.first_bytes, static.first_bytes if computed else None))
@@ -139,6 +147,8 @@ def rows_of(job: Job, results: dict[str, Any]) -> list[Row]:
         target = QUEUE if computed and job.strict else None
         rows.append(Row(f"{head}_queue_after", "bytes", one.after_bytes, reference, target, "low"))
         rows.append(Row(f"{head}_queue_drops", "packets", one.drops, None, 0, "low", "value"))
+        again = sum(results[name]["counters"].get(counter, 0) for counter in SENT_AGAIN)
+        rows.append(Row(f"{head}_sent_again", "events", again, None, 0, "low", "value"))
     cap = QP_PACKETS * MTU_BYTES * results["static"]["paths"][0]["qps"]
     rows.append(Row(f"{prefix}_static_inflight_rxe", "bytes", min(cap, static.inflight_bytes), static.inflight_bytes))
     return rows
@@ -179,6 +189,7 @@ def tables_of(jobs: Iterable[Job], results: dict[str, Any]) -> list[Table]:
                     format_bytes(_coarse(one.first_bytes)),
                     format_bytes(_coarse(one.after_bytes)),
                     f"{path['qps']} x {path['outstanding']} x {format_bytes(path['segment_bytes'])}",
+                    format_ns(_coarse(one.mean_ns, 3)),
                     format_ns(_coarse(one.done_ns, 3)),
                     "equal" if one.whole else "DIFFERENT",
                 )
@@ -197,7 +208,8 @@ def tables_of(jobs: Iterable[Job], results: dict[str, Any]) -> list[Table]:
             Column("queue, first 20 RTT", "right"),
             Column("queue, later", "right"),
             Column("QPs x each x segment", "right"),
-            Column("took", "right"),
+            Column("a transfer", "right"),
+            Column("all", "right"),
             Column("content"),
         ]
         tables.append(Table(columns, moved, "Traffic; longest queue of the switch"))
