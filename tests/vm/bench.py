@@ -162,7 +162,13 @@ def throughput(fabric: Fabric, repetitions: int, rows: list[Row]) -> None:
 
 def probed_rtt_ns(cluster: Cluster) -> float:
     """The smallest RTT that the prober of the second daemon sees now."""
-    report = AdminClient(cluster["h1"].admin).probe("h0", PROBES)
+    admin = AdminClient(cluster["h1"].admin)
+    limit = time.monotonic() + _PATIENCE_S
+    while not any(path.peer == "h0" and path.estimate.rtt_ns for path in admin.paths()):  # the first probes are due
+        if time.monotonic() > limit:
+            raise RuntimeError(f"h0 was not probed within {_PATIENCE_S} s{cluster['h1'].log_tail()}")
+        time.sleep(0.05)
+    report = admin.probe("h0", PROBES)
     rtts = [sample.rtt_ns for path in report.paths for sample in path.samples if sample.rtt_ns is not None]
     if not rtts:
         raise RuntimeError(f"no probe was answered{cluster['h1'].log_tail()}")
