@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make bench-rdma``: what dqplbd reaches on the kernel's soft-RoCE, beside perftest in the same guest and run.
 
-Throughput: ``dqplb bench`` between two daemons against ``ib_write_bw`` with the same message size on the wire, queue
-pairs and bytes in flight, in turn and several times; medians count.  RTT: the prober's smallest against that of
-datagrams polled by one thread at both ends, over the same fabric with the same delays.
+Throughput: ``dqplb bench`` between two daemons against ``ib_write_bw`` with the same message size, queue pairs and
+bytes in flight, in turn and several times; medians count.  RTT: the prober's smallest against that of datagrams polled
+by one thread at both ends, over the same fabric with the same delays.
 
 Prints a table and puts the rows into ``build/rdma.json``.  Without ``--inside`` it runs itself in a guest.
 """
@@ -36,7 +36,8 @@ MESSAGES: Final = 6
 # (segment, queue pairs, segments in flight on each): rxe keeps at most 128 packets, half a MiB, in flight on one.
 SHAPES: Final = ((64 * KIB, 1, 8), (64 * KIB, 8, 8), (MIB, 1, 2), (MIB, 8, 2))
 DELAYS_NS: Final = (100_000, 1_000_000)
-PROBES: Final = 16
+PROBES: Final = 64
+ATTEMPTS: Final = 8  # perftest, on a moody clock, sometimes says that everything took 0
 _PATIENCE_S: Final = 120.0
 
 
@@ -71,17 +72,18 @@ class Perftest:
             server.wait()
 
 
-def perftest_rate(fabric: Fabric, segment: int, qps: int, depth: int) -> float:
-    """Bytes a second of ``ib_write_bw``, average."""
-    rounds = max(MESSAGE * MESSAGES // segment // qps // 2, 2 * depth)
+def perftest_rate(fabric: Fabric, size: int, qps: int, depth: int) -> float:
+    """Bytes a second of ``ib_write_bw``, average, with messages of ``size`` bytes."""
+    rounds = max(MESSAGE * MESSAGES // size // qps // 2, 2 * depth, 5)  # it wants at least 5
     tool = Perftest(
-        "ib_write_bw", "-s", segment, "-q", qps, "-t", depth, "-n", rounds, "-m", 4096, "--report_gbits", "--noPeak"
+        "ib_write_bw", "-s", size, "-q", qps, "-t", depth, "-n", rounds, "-m", 4096, "--report_gbits", "--noPeak"
     )
-    printed = tool.run(fabric)
-    for line in printed.splitlines():
-        numbers = line.split()
-        if len(numbers) >= 4 and numbers[0] == str(segment) and numbers[1].isdecimal():
-            return float(numbers[3]) * 1e9 / 8
+    for _ in range(ATTEMPTS):
+        printed = tool.run(fabric)
+        for line in printed.splitlines():
+            numbers = line.split()
+            if len(numbers) >= 4 and numbers[0] == str(size) and numbers[1].isdecimal() and float(numbers[3]) > 0:
+                return float(numbers[3]) * 1e9 / 8
     raise RuntimeError(f"ib_write_bw printed no result:\n{printed[-800:]}")
 
 
@@ -135,6 +137,12 @@ def in_turn(repetitions: int, *measures: Callable[[], float]) -> list[float]:
 
 
 def throughput(fabric: Fabric, repetitions: int, rows: list[Row]) -> None:
+    """Messages of 64 MiB, against ``ib_write_bw`` that moves as much memory over as many queue pairs.
+
+    A message of 64 MiB comes from memory and goes to memory.  ``ib_write_bw`` with messages of a segment sends one
+    buffer again and again, which stays in the CPU's cache: here, where the CPU copies, that is almost twice as fast.
+    It is a row beside the other, without a target.  rxe keeps half a MiB of each queue pair in flight at most.
+    """
     for segment, qps, depth in SHAPES:
         shape = f"{segment // KIB}KiB_{qps}qp"
         say(f"throughput, segments of {segment // KIB} KiB on {qps} queue pairs")
@@ -147,17 +155,18 @@ def throughput(fabric: Fabric, repetitions: int, rows: list[Row]) -> None:
         }
         with hosts(fabric, pinned) as cluster:
             bench_rate(cluster, MESSAGE, 1, 1)  # connects
-            ours, theirs = in_turn(
+            ours, same, cached = in_turn(
                 repetitions,
                 lambda cluster=cluster: bench_rate(cluster, MESSAGE, MESSAGES, 2),  # type: ignore[misc]
+                lambda q=qps: perftest_rate(fabric, MESSAGE // q, q, 2),  # type: ignore[misc]
                 lambda s=segment, q=qps, d=depth: perftest_rate(fabric, s, q, d),  # type: ignore[misc]
             )
-            rows.append(
-                Row(f"rdma.throughput_{shape}", "bytes/s", ours, theirs, 0.95, note="64 MiB messages; ib_write_bw")
-            )
+            name = f"rdma.throughput_{shape}"
+            rows.append(Row(name, "bytes/s", ours, same, 0.95, note="64 MiB messages; ib_write_bw, as much memory"))
+            rows.append(Row(f"{name}_cached", "bytes/s", ours, cached, note="ib_write_bw, one buffer of a segment"))
             if (segment, qps) == (64 * KIB, 8):
                 small = bench_rate(cluster, 64 * KIB, MESSAGE * MESSAGES // 2 // (64 * KIB), 64)
-                rows.append(Row("rdma.throughput_64KiB_messages", "bytes/s", small, theirs, note="a segment each"))
+                rows.append(Row("rdma.throughput_64KiB_messages", "bytes/s", small, cached, note="a segment each"))
 
 
 def probed_rtt_ns(cluster: Cluster) -> float:
