@@ -115,6 +115,7 @@ rdma-ready:
 	rm -rf build/release $(INSTALLED); }
 	@$(MAKE) $(INSTALLED)
 	@$(PY) tests/vm/pyverbs_link.py
+	@place=$$($(PY) tests/vm/guest.py --place) || exit; [ "$$place" != qemu ] || scripts/setup.sh qemu >/dev/null
 
 test-rdma: rdma-ready ## run the RDMA tests on the kernel's soft-RoCE, in a guest where need be (ARGS=...)
 	@echo "building the C tests over RDMA, twice: for the undefined sanitizer, and for valgrind"

@@ -3,7 +3,7 @@
 #
 # Make sure that the system has what a target of the Makefile needs, and print the Python interpreter to use.
 #
-#   scripts/setup.sh demo|test|bench|rdma
+#   scripts/setup.sh demo|test|bench|rdma|qemu
 #
 # As root, or where sudo asks for no password, missing Debian or Ubuntu packages are installed. Otherwise the exact
 # command to run is printed and the exit code is 1. A second run changes nothing and takes a few milliseconds.
@@ -25,8 +25,10 @@ rdma)
         libcmocka-dev iproute2 kmod perftest valgrind util-linux
     )
     ;;
+# For the guests of the RDMA tests where User-Mode Linux cannot run.
+qemu) want_packages=(qemu-system-x86 busybox-static zstd) ;;
 *)
-    say "usage: $0 demo|test|bench|rdma"
+    say "usage: $0 demo|test|bench|rdma|qemu"
     exit 2
     ;;
 esac
@@ -107,6 +109,11 @@ if ! command -v dpkg-query >/dev/null; then
         done
         pkg-config --exists libibverbs || problems+=("libibverbs' development files and its rxe provider")
         pkg-config --exists cmocka || problems+=("cmocka's development files")
+    fi
+    if [[ $1 == qemu ]]; then
+        for tool in qemu-system-x86_64 zstd; do
+            command -v "$tool" >/dev/null || problems+=("$tool")
+        done
     fi
     python=$(find_python) || problems+=("Python 3.11 or later with venv and its development files")
     if ((${#problems[@]})); then

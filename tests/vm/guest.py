@@ -12,7 +12,9 @@ is ten times slower.  Two guests at a time do not disturb each other.  Whatever 
 no process and no file of it stays.
 
 ``DQPLBD_VM=native`` runs the command on this machine instead, whose kernel must have ``rdma_rxe``; that is also what is
-done for root where it has.  ``DQPLBD_VM=uml`` forbids it.  Simulated time is the guest's alone.
+done for root where it has.  ``DQPLBD_VM=uml`` forbids it.  Simulated time is the guest's alone.  ``DQPLBD_VM=qemu``
+runs the command in a virtual machine with the distribution's kernel, as is done where User-Mode Linux cannot run; that
+is slow, unless the hardware helps, and has no simulated time.
 
 In simulated time work costs nothing and sleeping moves the clock, so delays of microseconds and links of 100 Gbit/s are
 exact.  A process that polls without ever sleeping stops the clock.
@@ -38,9 +40,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.append(str(ROOT))
 
+from tests.vm import qemu  # noqa: E402
 from tests.vm.kernel.build import KernelError, kernel  # noqa: E402
+from tests.vm.kernel.distribution import distribution_kernel  # noqa: E402
 
-__all__ = ["GuestError", "Result", "place", "run_guest", "run_here"]
+__all__ = ["GuestError", "Result", "no_simulated_time", "place", "prepared_kernel", "run_guest", "run_here"]
 
 HERE: Final = Path(__file__).resolve().parent
 SEED_LIBRARY: Final = ROOT / "build/release/native/tools/libdqplb_seeded_random.so"
@@ -203,23 +207,42 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def place() -> str:
-    """Where tests run in real time: ``native`` or ``uml``.
+    """Where tests run in real time: ``native``, ``uml`` or ``qemu``.
 
-    What ``DQPLBD_VM`` says, else on this machine where its kernel has, or loads, soft-RoCE and this is root.
+    What ``DQPLBD_VM`` says, else on this machine where its kernel has, or loads, soft-RoCE and this is root, else in
+    User-Mode Linux where that can run.
 
     :raises ValueError: DQPLBD_VM is something else.
     """
     said = os.environ.get("DQPLBD_VM", "")
     if said:
-        if said not in ("native", "uml"):
-            raise ValueError(f"DQPLBD_VM is {said!r}; expected native or uml")
+        if said not in ("native", "uml", "qemu"):
+            raise ValueError(f"DQPLBD_VM is {said!r}; expected native, uml or qemu")
         return said
     if os.geteuid() == 0:
         if not Path("/sys/module/rdma_rxe").exists() and shutil.which("modprobe"):
             subprocess.run(["modprobe", "--quiet", "rdma_rxe"], capture_output=True, check=False)
         if Path("/sys/module/rdma_rxe").exists():
             return "native"
-    return "uml"
+    return "qemu" if qemu.no_uml() else "uml"
+
+
+def no_simulated_time() -> str:
+    """Why there is no simulated time here; empty where there is."""
+    if os.environ.get("DQPLBD_VM", "") == "qemu":
+        return "DQPLBD_VM is qemu, and simulated time is User-Mode Linux's alone"
+    missing = qemu.no_uml()
+    return missing and f"simulated time is User-Mode Linux's alone: {missing}"
+
+
+def prepared_kernel() -> Path:
+    """What guests boot here, made where it is not there yet: what ``DQPLBD_KERNEL`` names, else that of :func:`place`.
+
+    :raises KernelError: it cannot be made.
+    """
+    if os.environ.get("DQPLBD_KERNEL"):
+        return Path(os.environ["DQPLBD_KERNEL"])
+    return distribution_kernel() if place() == "qemu" else kernel()
 
 
 def run_here(
@@ -281,7 +304,7 @@ def run_guest(
     :param seed: in simulated time, two runs with the same seed, command, memory and ``out`` are the same run: the
         guest's kernel draws its randomness from this text, and begins at the same date.
     :returns: the command's exit code and output, whatever they are.
-    :raises GuestError: the guest ended, or was ended, before the command.
+    :raises GuestError: the guest ended, or was ended, before the command, or there is no simulated time here.
     :raises KernelError: there is no kernel for it.
     :raises ValueError: no command, no such memory, or a seed in real time.
     """
@@ -289,14 +312,17 @@ def run_guest(
         raise ValueError("no command to run in the guest")
     if not 64 <= memory_mb <= 65536:
         raise ValueError(f"memory_mb is {memory_mb}; expected 64..65536")
-    if not simulated and place() == "native":
+    if simulated and no_simulated_time():
+        raise GuestError(f"no guest for {shlex.join(command)}: {no_simulated_time()}")
+    where = place()
+    if not simulated and where == "native":
         out.mkdir(parents=True, exist_ok=True)
         return run_here(command, timeout_s=timeout_s, env=env or {}, cwd=cwd, live=live)
     if seed is not None and not simulated:
         raise ValueError("a seed makes no two runs equal in real time; expected simulated")
     if seed is not None and not SEED_LIBRARY.exists():
         raise GuestError(f"{SEED_LIBRARY} was not built; `make install` builds it")
-    image = Path(os.environ["DQPLBD_KERNEL"]) if os.environ.get("DQPLBD_KERNEL") else kernel()
+    image = prepared_kernel()
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     memory = _memory_folder(memory_mb)
@@ -304,11 +330,12 @@ def run_guest(
     with _control_folder(out, seed) as control:
         visible = [ROOT, cwd, Path(sys.prefix), Path(sys.base_prefix)]
         _prepare(control, command, out, env or {}, cwd, visible)
-        append = ["time-travel=inf-cpu"] if simulated else []
-        append += [f"time-travel-start={_SEEDED_START_NS}"] if seed is not None else []
-        begin = time.monotonic()
-        process = _start(
-            [
+        if where == "qemu":
+            start = qemu.command(image, control, out, memory_mb)
+        else:
+            append = ["time-travel=inf-cpu"] if simulated else []
+            append += [f"time-travel-start={_SEEDED_START_NS}"] if seed is not None else []
+            start = [
                 str(image),
                 f"mem={memory_mb}M",
                 *("root=none", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", "panic=-1"),
@@ -317,7 +344,10 @@ def run_guest(
                 f"init={control}/init",
                 f"dqplbd.control={control}",
                 *append,
-            ],
+            ]
+        begin = time.monotonic()
+        process = _start(
+            start,
             control / "console",
             quiet_cpu() if cpu is None else cpu,
             memory,
@@ -369,9 +399,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=120, metavar="S", help="seconds until it is ended (120)")
     parser.add_argument("--out", type=Path, default=ROOT / "build/guest", help="folder it may write to (build/guest)")
     parser.add_argument("--cpu", type=int, help="CPU of the host (default: one with little to do)")
-    parser.add_argument("command", nargs="+", help="program and arguments")
+    parser.add_argument("--place", action="store_true", help="only print where commands run: native, uml or qemu")
+    parser.add_argument("command", nargs="*", help="program and arguments")
     options = parser.parse_args(argv)
     try:
+        if options.place:
+            print(place())
+            return 0
         result = run_guest(
             options.command,
             out=options.out,

@@ -10,7 +10,8 @@ what it needs beyond the usual::
 
 Files in ``host/`` test the guest itself, from the host.  Prints a line a group, and the whole output of those that
 failed.  Writes ``build/rdma/junit.xml``.  What is not understood here goes to pytest: ``-k word``, ``-x``.
-``DQPLBD_VM`` chooses where the tests run: see guest.py.
+``DQPLBD_VM`` chooses where the tests run: see guest.py.  Where there is no simulated time, its groups are left out,
+with a line that says why.
 """
 
 import argparse
@@ -32,8 +33,9 @@ ROOT: Final = HERE.parents[1]
 if __name__ == "__main__":
     sys.path.append(str(ROOT))
 
-from tests.vm.guest import GuestError, place, run_guest, run_here  # noqa: E402
-from tests.vm.kernel.build import KernelError, kernel  # noqa: E402
+from tests.vm import qemu  # noqa: E402
+from tests.vm.guest import GuestError, no_simulated_time, place, prepared_kernel, run_guest, run_here  # noqa: E402
+from tests.vm.kernel.build import KernelError  # noqa: E402
 
 OUT: Final = ROOT / "build/rdma"
 TIMES: Final = ("real", "simulated")
@@ -102,16 +104,17 @@ def run_group(group: Group, arguments: Sequence[str], cpu: int) -> Outcome:
     command += [f"--junitxml={report}", "-o", f"junit_suite_name={group.name}", str(group.file), *arguments]
     begin = time.monotonic()
     env = {"DQPLBD_GUEST": group.time, "PYTHONDONTWRITEBYTECODE": "1"}
+    timeout_s = group.timeout_s * (qemu.slowdown() if place() == "qemu" else 1)
     try:
         if group.time == HOST:
-            result = run_here(command, timeout_s=group.timeout_s, env=env, cwd=ROOT)
+            result = run_here(command, timeout_s=timeout_s, env=env, cwd=ROOT)
         else:
             result = run_guest(
                 command,
                 out=OUT,
                 simulated=group.time == "simulated",
                 memory_mb=group.memory_mb,
-                timeout_s=group.timeout_s,
+                timeout_s=timeout_s,
                 env=env,
                 cpu=cpu,
             )
@@ -187,11 +190,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.file:
         files = [file for file in files if file.name in options.file]
     todo = [group for group in groups(files) if options.time in (None, group.time)]
+    left_out = [group for group in todo if group.time == "simulated" and no_simulated_time()]
+    for group in left_out:
+        print(f"{group.name:<28} left out: {no_simulated_time()}", flush=True)
+    todo = [group for group in todo if group not in left_out]
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     try:
         # Once, and not by each of those that run at the same time.
-        os.environ["DQPLBD_KERNEL"] = os.environ.get("DQPLBD_KERNEL") or str(kernel())
+        if place() != "native" or not no_simulated_time():
+            os.environ["DQPLBD_KERNEL"] = str(prepared_kernel())
     except KernelError as error:
         print(f"no guest: {error}", file=sys.stderr)
         return 1
@@ -202,8 +210,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for outcome in failed:
         print(f"\n--- {outcome.group.name}\n{outcome.failure}")
     tests = sum(outcome.tests for outcome in outcomes)
-    print(f"{tests} tests in {len(outcomes)} guests, {len(failed)} groups failed, {time.monotonic() - begin:.0f} s")
-    if tests == 0 and not failed:
+    without = f", {len(left_out)} groups left out" if left_out else ""
+    took = time.monotonic() - begin
+    print(f"{tests} tests in {len(outcomes)} guests, {len(failed)} groups failed{without}, {took:.0f} s")
+    if tests == 0 and not failed and not left_out:
         print(f"no test was chosen by {' '.join(arguments)}")
     return 1 if failed or tests == 0 else 0
 

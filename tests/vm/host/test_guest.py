@@ -2,6 +2,8 @@
 """The guest, seen from the host: results are true, and nothing stays."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.guest import GuestError, run_guest
+from tests.vm import qemu
+from tests.vm.guest import GuestError, no_simulated_time, run_guest
+from tests.vm.kernel.distribution import BUSYBOX
 
 GUEST = Path(__file__).resolve().parents[1] / "guest.py"
 
@@ -22,7 +26,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder of temporary files of this test alone: its name is in the command of each of its guests."""
     folder = tmp_path / "t"
     folder.mkdir()
-    monkeypatch.setenv("DQPLBD_VM", "uml")
+    monkeypatch.setenv("DQPLBD_VM", "qemu" if no_simulated_time() else "uml")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 
@@ -69,6 +73,31 @@ def test_this_interpreter_and_its_packages_run_there(own_folder: Path, tmp_path:
     assert result.stdout.strip().startswith(sys.prefix), result.stderr
 
 
+@pytest.mark.skipif(not shutil.which(qemu.PROGRAM) or not BUSYBOX.exists(), reason="the fallback is not installed")
+def test_the_fallback_does_the_same(own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ["DQPLBD_VM"] != "qemu":
+        monkeypatch.delenv("DQPLBD_KERNEL", raising=False)
+        monkeypatch.setenv("DQPLBD_VM", "qemu")
+    out = tmp_path / "out, of it"
+    script = """
+    rdma link add rxe0 type rxe netdev lo && ibv_devinfo -d rxe0 >"$0/info"
+    echo z >/etc/dqplbd-was-here
+    uname -r; pwd; exit 7"""
+    result = run_guest(["bash", "-c", script, str(out)], out=out, cwd=tmp_path)
+    assert result.rc == 7, result.stderr
+    assert re.fullmatch(rf"\d\S*-(amd64|generic)\n{tmp_path}\n", result.stdout)
+    assert result.stderr.count("Read-only file system") == 1, result.stderr
+    assert "hca_id:\trxe0" in (out / "info").read_text()
+    assert list(own_folder.iterdir()) == []
+
+
+def test_the_fallback_refuses_simulated_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DQPLBD_VM", "qemu")
+    with pytest.raises(GuestError, match="simulated time is User-Mode Linux's alone"):
+        run_guest(["true"], out=tmp_path / "out", simulated=True)
+
+
+@pytest.mark.skipif(bool(no_simulated_time()), reason=no_simulated_time())
 def test_simulated_time_jumps(own_folder: Path, tmp_path: Path) -> None:
     result = run_guest(["bash", "-c", "sleep 36000; cat /proc/uptime"], out=tmp_path / "out", simulated=True)
     assert 36_000 <= float(result.stdout.split()[0]) < 36_010
@@ -83,8 +112,9 @@ def test_a_guest_that_panics_is_a_failure(own_folder: Path, tmp_path: Path) -> N
 
 
 def test_a_guest_that_hangs_is_ended(own_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(GuestError, match=r"(?s)ended after 5 s.*this far"):
-        run_guest(["bash", "-c", "echo this far; sleep 1000 & sleep 1000"], out=tmp_path / "out", timeout_s=5)
+    timeout_s = 5 * (qemu.slowdown() if no_simulated_time() else 1)
+    with pytest.raises(GuestError, match=rf"(?s)ended after {timeout_s} s.*this far"):
+        run_guest(["bash", "-c", "echo this far; sleep 1000 & sleep 1000"], out=tmp_path / "out", timeout_s=timeout_s)
     wait_for(lambda: not processes(own_folder), "a process of the guest is left")
     assert list(own_folder.iterdir()) == []
 
