@@ -7,11 +7,12 @@ what it needs beyond the usual::
     TIMES = ("real", "simulated")
     MEMORY_MB = 1024
     TIMEOUT_S = 240
+    EMULATED = False        # too slow where QEMU emulates the processor
 
 Files in ``host/`` test the guest itself, from the host.  Prints a line a group, and the whole output of those that
 failed.  Writes ``build/rdma/junit.xml``.  What is not understood here goes to pytest: ``-k word``, ``-x``.
-``DQPLBD_VM`` chooses where the tests run: see guest.py.  Where there is no simulated time, its groups are left out,
-with a line that says why.
+``DQPLBD_VM`` chooses where the tests run: see guest.py.  Groups that cannot run there are left out, with a line that
+says why.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from tests.vm.kernel.build import KernelError  # noqa: E402
 
 OUT: Final = ROOT / "build/rdma"
 TIMES: Final = ("real", "simulated")
-DEFAULTS: Final[dict[str, Any]] = {"TIMES": ("real",), "MEMORY_MB": 768, "TIMEOUT_S": 300}
+DEFAULTS: Final[dict[str, Any]] = {"TIMES": ("real",), "MEMORY_MB": 768, "TIMEOUT_S": 300, "EMULATED": True}
 HOST: Final = "host"
 NO_TESTS: Final = 5
 """What pytest ends with when it was told to run none."""
@@ -53,6 +54,7 @@ class Group:
     time: str
     memory_mb: int
     timeout_s: float
+    emulated: bool
 
     @property
     def name(self) -> str:
@@ -93,8 +95,17 @@ def groups(files: Sequence[Path]) -> list[Group]:
     found = []
     for file in files:
         said = wants(file) if file.parent == HERE else {**wants(file), "TIMES": (HOST,)}
-        found += [Group(file, kind, said["MEMORY_MB"], said["TIMEOUT_S"]) for kind in said["TIMES"]]
+        found += [Group(file, kind, said["MEMORY_MB"], said["TIMEOUT_S"], said["EMULATED"]) for kind in said["TIMES"]]
     return sorted(found, key=lambda group: (-group.timeout_s, group.name))
+
+
+def why_left_out(group: Group) -> str:
+    """Why a group cannot run here; empty where it can."""
+    if group.time == "simulated":
+        return no_simulated_time()
+    if not group.emulated and place() == "qemu" and not qemu.hardware():
+        return "it is too slow where QEMU emulates the processor"
+    return ""
 
 
 def run_group(group: Group, arguments: Sequence[str], cpu: int) -> Outcome:
@@ -190,9 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.file:
         files = [file for file in files if file.name in options.file]
     todo = [group for group in groups(files) if options.time in (None, group.time)]
-    left_out = [group for group in todo if group.time == "simulated" and no_simulated_time()]
+    left_out = [group for group in todo if why_left_out(group)]
     for group in left_out:
-        print(f"{group.name:<28} left out: {no_simulated_time()}", flush=True)
+        print(f"{group.name:<28} left out: {why_left_out(group)}", flush=True)
     todo = [group for group in todo if group not in left_out]
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
