@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -276,6 +277,7 @@ def on_terminal(arguments: list[str], env: dict[str, str], stop_after: bytes | N
     pid, terminal = pty.fork()
     if pid == 0:
         clean = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it, and so would this
         os.execve(
             sys.executable,
             [sys.executable, "-P", "-m", "dqplbd.cli.main", *arguments],
