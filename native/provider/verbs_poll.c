@@ -579,19 +579,21 @@ int dq_verbs_device_poll(struct dq_device *device, struct dq_wc *out, unsigned n
 
 /* ---- sleeping ---- */
 
-/* Take the completion events, so that the channel is readable only for new ones. A queue that is armed makes one. */
-static void channel_read(struct dq_verbs_device *dev)
+/* Take the completion events, so that the channel is readable only for new ones; whether there was one. A queue that is armed
+ * makes one. */
+static bool channel_read(struct dq_verbs_device *dev)
 {
 	struct ibv_cq *cq;
 	void *context;
-	unsigned due = 0;
+	unsigned due = 0, got = 0;
 
 	for (const struct dq_verbs_pool *p = pools_of(dev); p; p = p->next)
 		due += p->armed;
-	while (due-- > 0 && dev->lib->get_cq_event(dev->channel, &cq, &context) == 0) {
+	for (; got < due && dev->lib->get_cq_event(dev->channel, &cq, &context) == 0; got++) {
 		((struct dq_verbs_pool *)context)->armed = false;
 		dev->lib->ack_cq_events(cq, 1);
 	}
+	return got > 0;
 }
 
 int dq_verbs_device_arm(struct dq_device *device)
@@ -602,16 +604,17 @@ int dq_verbs_device_arm(struct dq_device *device)
 	if (!rings_empty(dev) || dev->events_head != dev->events_tail || scan_begins(dev))
 		return 1;
 	refill(dev, true);
-	const int n = epoll_wait(dev->epfd, ev, 2, 0);
-	for (int i = 0; i < n; i++) {
-		if (ev[i].data.u32 == DQ_VERBS_WATCH_CHANNEL)
-			channel_read(dev);
-		else
-			dev->happened = dev->look = true;
+	/* The usual reason to be here anew is a completion event. Where it is not, or after a while, see what else there is. */
+	if (!channel_read(dev) || dev->now_ns >= dev->async_ns) {
+		const int n = epoll_wait(dev->epfd, ev, 2, 0);
+		for (int i = 0; i < n; i++) {
+			if (ev[i].data.u32 == DQ_VERBS_WATCH_ASYNC)
+				dev->happened = dev->look = true;
+		}
+		if (dev->happened)
+			return 1; /* poll finds out what */
+		dev->async_ns = dev->now_ns + LOOK_NS;
 	}
-	if (dev->happened)
-		return 1; /* poll finds out what */
-	dev->async_ns = dev->now_ns + LOOK_NS;
 	for (struct dq_verbs_pool *p = pools_of(dev); p; p = p->next)
 		if (!p->armed && ibv_req_notify_cq(p->cq, 0) == 0)
 			p->armed = true;
