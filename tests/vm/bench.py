@@ -9,12 +9,13 @@ Prints a table and puts the rows into ``build/rdma.json``.  Without ``--inside``
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,6 +86,22 @@ def perftest_rate(fabric: Fabric, size: int, qps: int, depth: int) -> float:
             if len(numbers) >= 4 and numbers[0] == str(size) and numbers[1].isdecimal() and float(numbers[3]) > 0:
                 return float(numbers[3]) * 1e9 / 8
     raise RuntimeError(f"ib_write_bw printed no result:\n{printed[-800:]}")
+
+
+@contextlib.contextmanager
+def awake() -> Iterator[None]:
+    """Keep the CPU from sleeping, without taking time from anybody.
+
+    The delay stands for a wire, which is as long whether CPUs sleep or not.  It is made by timers of the guest's one
+    CPU, and when that sleeps, they are late by what its host takes to wake it.
+    """
+    command = ["chrt", "--idle", "0", sys.executable, "-S", "-c", "while True: pass"]
+    process = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def true_rtt_ns(fabric: Fabric) -> float:
@@ -186,7 +203,7 @@ def probed_rtt_ns(cluster: Cluster) -> float:
 
 def rtt(fabric: Fabric, rows: list[Row]) -> None:
     """Round trips, without delay and with some."""
-    with hosts(fabric, None) as cluster:
+    with hosts(fabric, None) as cluster, awake():
         for one_way in (0, *DELAYS_NS):
             say(f"round trip with {2 * one_way / 1000:g} us of delay")
             for host in range(2):
