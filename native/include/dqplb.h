@@ -14,7 +14,7 @@
  *
  * Rules
  *   - No call blocks but dqplb_open(), the dqplb_mem_*() calls and dqplb_device_query() (one round trip to the daemon),
- *     dqplb_wait*(), and dqplb_close() (a second at most).
+ *     dqplb_wait*(), and dqplb_close() (a second at most). dqplb_mem_address(), _bytes() and _find() do not.
  *   - An operation gives a request; dqplb_test() or dqplb_wait() says when it is done and frees it. A buffer belongs to the
  *     daemon from the call until then. Requests of a closed flow or freed memory complete with DQPLB_ERR_CANCELED.
  *   - DQPLB_ERR_AGAIN from an operation means "no room now": call test/wait on something, then try again.
@@ -98,7 +98,28 @@ typedef struct dqplb_device {
 	uint32_t mtu;
 	uint8_t dmabuf;              /* dma-buf registration was proved to work */
 	uint8_t up;
+	uint16_t port;               /* of the RDMA device, 1..; 0: it has no such number */
+	uint32_t max_flows;          /* that the daemon lets a client have; 0: it did not say */
 } dqplb_device;
+
+/* Set size to sizeof(struct dqplb_info) before the call; a later library may know more. */
+typedef struct dqplb_info {
+	size_t size;
+	char host_id[64];            /* of this host's daemon */
+	uint64_t epoch;              /* of this life of it */
+	char socket[108];
+	uint32_t client;             /* number of this context, as `dqplb clients` shows it */
+	uint32_t ring_entries;       /* what the daemon gave */
+} dqplb_info;
+
+/* As above. */
+typedef struct dqplb_flow_info {
+	size_t size;
+	char peer[64];               /* host_id of the other end; what is longer than 45 characters is cut */
+	char path_class[16];         /* of the path when the flow opened; "unknown" */
+	int32_t device;              /* that carries it */
+	uint32_t reserved;
+} dqplb_flow_info;
 
 typedef struct dqplb_result {
 	int32_t status;              /* enum dqplb_status */
@@ -117,6 +138,10 @@ const char *dqplb_strerror(int status); /* static text for a status */
 /* What exactly went wrong in the last failed call of this thread: names, values, what to do. Never NULL. */
 const char *dqplb_last_error(void);
 uint32_t dqplb_version(void);           /* DQPLB_API_VERSION of the library */
+int dqplb_query(dqplb_context *ctx, dqplb_info *out);
+/* How many peers this context expects to exchange data with at a time, and over how many flows each; 0: no idea. The daemon gives
+ * each path queue pairs accordingly. Sent without waiting; DQPLB_ERR_AGAIN: not now. */
+int dqplb_hint(dqplb_context *ctx, uint32_t peers, uint32_t flows_per_peer);
 
 /* --- devices ---------------------------------------------------------------------------------------------------- */
 int dqplb_device_count(dqplb_context *ctx);                               /* or a negative status */
@@ -127,7 +152,15 @@ int dqplb_mem_alloc(dqplb_context *ctx, size_t bytes, dqplb_mem **out);   /* zer
 int dqplb_mem_register(dqplb_context *ctx, void *address, size_t bytes, dqplb_mem **out); /* any host memory: staged */
 /* GPU or other device memory. The fd may be closed after the call. */
 int dqplb_mem_register_dmabuf(dqplb_context *ctx, int fd, uint64_t offset, size_t bytes, dqplb_mem **out);
-void *dqplb_mem_address(dqplb_mem *mem); /* NULL for dma-buf */
+/*
+ * Is [address, address + bytes) memory of dqplb_mem_alloc(), of whatever context of this process? DQPLB_OK, or
+ * DQPLB_ERR_REGION. *serial: a number that no other allocation of the process had or will have; *offset: where in it. May be NULL.
+ */
+int dqplb_mem_find(const void *address, size_t bytes, uint64_t *serial, size_t *offset);
+/* The same memory for another context: all of the allocation that [address, address + bytes) lies in, zero copy. It stays when
+ * the other context frees it, but has no address of its own; its pages count against both quotas. DQPLB_ERR_REGION: none such. */
+int dqplb_mem_share(dqplb_context *ctx, const void *address, size_t bytes, dqplb_mem **out);
+void *dqplb_mem_address(dqplb_mem *mem); /* NULL for dma-buf, and for what dqplb_mem_share() gave */
 size_t dqplb_mem_bytes(dqplb_mem *mem);
 int dqplb_mem_free(dqplb_mem *mem);      /* outstanding requests on it are canceled */
 
@@ -138,9 +171,14 @@ int dqplb_connect(dqplb_context *ctx, int device, const dqplb_handle *handle, dq
 int dqplb_accept(dqplb_listener *listener, dqplb_request **out);
 int dqplb_flow_close(dqplb_flow *flow);  /* pending requests of it complete with DQPLB_ERR_CANCELED */
 
+int dqplb_flow_query(dqplb_flow *flow, dqplb_flow_info *out);
+
 /* --- messages --------------------------------------------------------------------------------------------------- */
 int dqplb_send(dqplb_flow *flow, dqplb_mem *mem, size_t offset, size_t bytes, uint64_t tag, dqplb_request **out);
 int dqplb_recv(dqplb_flow *flow, dqplb_mem *mem, size_t offset, size_t bytes, uint64_t tag, dqplb_request **out);
+/* Memory of a dma-buf only: when it is done, a GPU that reads sees what had been received on this flow before. The read that
+ * pushes the writes in front of it is made at offset, by each device through which the flow received. */
+int dqplb_flush(dqplb_flow *flow, dqplb_mem *mem, size_t offset, dqplb_request **out);
 
 /* --- one-sided -------------------------------------------------------------------------------------------------- */
 /* Let the peer of this flow put into [offset, offset+bytes) of mem; done when the peer's daemon knows: then tell the peer
@@ -155,6 +193,9 @@ int dqplb_notify(dqplb_flow *flow, dqplb_request **out); /* done when a put of t
 /* *done = 1: *result is filled and the request is freed. Returns a status of the call itself (DQPLB_OK, or
  * DQPLB_ERR_DAEMON, which also frees it with done = 1 and that status in result). result may be NULL. */
 int dqplb_test(dqplb_request *request, int *done, dqplb_result *result);
+/* Nobody will test or wait for it: freed when it ends, and a flow that it opens is closed. It is not canceled: the buffer of a
+ * message is the daemon's until its flow was closed or its memory freed, but staged memory is not written to any more. */
+int dqplb_abandon(dqplb_request *request);
 /* Wait at most timeout_ms (-1: no limit). DQPLB_OK: as done above. DQPLB_ERR_TIMEOUT: still pending. */
 int dqplb_wait(dqplb_request *request, int timeout_ms, dqplb_result *result);
 /* Until any request of this context completed since the last call, at most timeout_ms. */

@@ -20,6 +20,8 @@
 
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static dqplb_context *contexts;
+static dqplb_mem *shared_mems;  /* guarded by contexts_lock, too */
+static uint64_t shared_serial;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static void before_fork(void)
@@ -44,6 +46,7 @@ static void after_fork_child(void)
 		close(ctx->eventfd);
 	}
 	contexts = NULL;
+	shared_mems = NULL; /* not mapped here */
 	pthread_mutex_unlock(&contexts_lock);
 }
 
@@ -239,6 +242,7 @@ static int load_devices(dqplb_context *ctx)
 		return dq_shim_fail(DQPLB_ERR_DAEMON, "the daemon announced %llu devices and described %u (at most %u are possible)",
 				    (unsigned long long)answer.reply.arg0, answer.device_count, DQ_SHIM_DEVICES_MAX);
 	pthread_mutex_lock(&ctx->lock);
+	ctx->max_flows = (uint32_t)DQ_MIN(answer.reply.arg1, UINT32_MAX);
 	/* Numbers once given stay: programs keep them. Devices that came later need a new context. */
 	if (!ctx->device_count)
 		ctx->device_count = answer.device_count;
@@ -367,7 +371,8 @@ static void free_objects(dqplb_context *ctx)
 	/* Flows that never opened belong to their request. */
 	for (uint32_t i = 0; i < ctx->slab_count * DQ_SHIM_REQUESTS_PER_SLAB; i++) {
 		struct dq_shim_request *r = dq_shim_request_at(ctx, i);
-		if (dq_shim_request_state(r) == DQ_SHIM_PENDING && (r->op == DQ_OP_CONNECT || r->op == DQ_OP_ACCEPT))
+		uint32_t state = dq_shim_request_state(r);
+		if ((state == DQ_SHIM_PENDING || state == DQ_SHIM_ORPHAN) && (r->op == DQ_OP_CONNECT || r->op == DQ_OP_ACCEPT))
 			free(r->flow);
 	}
 	while (ctx->flows) {
@@ -383,8 +388,10 @@ static void free_objects(dqplb_context *ctx)
 	while (ctx->mems) {
 		dqplb_mem *mem = ctx->mems;
 		ctx->mems = mem->next;
-		if (mem->kind == DQ_SHIM_MEM_SHARED)
+		if (mem->kind == DQ_SHIM_MEM_SHARED) {
+			dq_shim_shared_remove(mem);
 			munmap(mem->address, mem->mapped_bytes);
+		}
 		free(mem);
 	}
 	dq_staging_destroy(ctx);
@@ -409,6 +416,90 @@ void dqplb_close(dqplb_context *ctx)
 	pthread_mutex_unlock(&contexts_lock);
 	free_objects(ctx);
 	release(ctx);
+}
+
+/* --- memory of the process --------------------------------------------------------------------------------------- */
+
+void dq_shim_shared_add(dqplb_mem *mem)
+{
+	pthread_mutex_lock(&contexts_lock);
+	mem->serial = ++shared_serial;
+	mem->next_shared = shared_mems;
+	shared_mems = mem;
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+void dq_shim_shared_remove(dqplb_mem *mem)
+{
+	pthread_mutex_lock(&contexts_lock);
+	for (dqplb_mem **at = &shared_mems; *at; at = &(*at)->next_shared) {
+		if (*at == mem) {
+			*at = mem->next_shared;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+bool dq_shim_shared_find(const void *address, size_t bytes, struct dq_shim_place *out)
+{
+	const uint8_t *p = address;
+	bool found = false;
+
+	pthread_mutex_lock(&contexts_lock);
+	for (const dqplb_mem *mem = shared_mems; mem && !found; mem = mem->next_shared) {
+		const size_t offset = (size_t)((uintptr_t)p - (uintptr_t)mem->address);
+
+		if (p < mem->address || offset > mem->bytes || bytes > mem->bytes - offset || mem->ctx->dead)
+			continue;
+		*out = (struct dq_shim_place){.client = mem->ctx->client_id, .id = mem->id, .serial = mem->serial, .bytes = mem->bytes,
+					      .offset = offset};
+		found = true;
+	}
+	pthread_mutex_unlock(&contexts_lock);
+	return found;
+}
+
+/* --- about itself ----------------------------------------------------------------------------------------------- */
+
+int dqplb_query(dqplb_context *ctx, dqplb_info *out)
+{
+	dqplb_info info = {.size = sizeof info};
+
+	if (!ctx || !out)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_query: %s is NULL", ctx ? "out" : "context");
+	if (dq_shim_is_forked(ctx))
+		return dq_shim_forked();
+	if (out->size < sizeof out->size || out->size > 4096)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_query: size is %zu, expected sizeof(struct dqplb_info), %zu", out->size,
+				    sizeof info);
+	memcpy(info.host_id, ctx->template.host_id, sizeof info.host_id - 1);
+	memcpy(info.socket, ctx->socket_path, sizeof info.socket - 1);
+	info.epoch = ctx->template.epoch;
+	info.client = ctx->client_id;
+	info.ring_entries = ctx->entries;
+	info.size = DQ_MIN(out->size, sizeof info);
+	memset(out, 0, out->size);
+	memcpy(out, &info, info.size);
+	return DQPLB_OK;
+}
+
+int dqplb_hint(dqplb_context *ctx, uint32_t peers, uint32_t flows_per_peer)
+{
+	struct dq_client_request request = {.type = DQ_REQ_HINT, .arg0 = peers, .arg1 = flows_per_peer};
+	int status;
+
+	if (!ctx)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_hint: context is NULL");
+	if (dq_shim_is_forked(ctx))
+		return dq_shim_forked();
+	pthread_mutex_lock(&ctx->lock);
+	dq_shim_async_poll(ctx); /* the answer about the one before */
+	status = ctx->dead ? dq_shim_dead(ctx) : dq_shim_call_async(ctx, &request);
+	if (status == DQPLB_ERR_AGAIN)
+		dq_shim_fail(status, "dqplb_hint: the daemon has not answered what was asked before: call again");
+	pthread_mutex_unlock(&ctx->lock);
+	return status;
 }
 
 /* --- devices ---------------------------------------------------------------------------------------------------- */
@@ -449,6 +540,8 @@ int dqplb_device_query(dqplb_context *ctx, int device, dqplb_device *out)
 	out->mtu = d->mtu;
 	out->dmabuf = d->dmabuf;
 	out->up = d->up;
+	out->port = d->port;
+	out->max_flows = ctx->max_flows;
 	pthread_mutex_unlock(&ctx->lock);
 	return DQPLB_OK;
 }

@@ -119,6 +119,32 @@ int dqplb_flow_close(dqplb_flow *flow)
 	return status;
 }
 
+int dqplb_flow_query(dqplb_flow *flow, dqplb_flow_info *out)
+{
+	static const char *const classes[] = {
+		[DQ_CLASS_UNKNOWN] = "unknown", [DQ_CLASS_HOST] = "host",         [DQ_CLASS_RACK] = "rack",
+		[DQ_CLASS_ZONE] = "zone",       [DQ_CLASS_BUILDING] = "building", [DQ_CLASS_REGION] = "region",
+	};
+	dqplb_flow_info info = {.size = sizeof info};
+
+	if (!flow || !out)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_flow_query: %s is NULL", flow ? "out" : "flow");
+	if (dq_shim_is_forked(flow->ctx))
+		return dq_shim_forked();
+	if (out->size < sizeof out->size || out->size > 4096)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_flow_query: size is %zu, expected sizeof(struct dqplb_flow_info), %zu", out->size,
+				    sizeof info);
+	/* None of this changes while the flow is open. */
+	memcpy(info.peer, flow->peer, sizeof flow->peer);
+	snprintf(info.path_class, sizeof info.path_class, "%s",
+		 classes[flow->path_class < sizeof classes / sizeof classes[0] ? flow->path_class : DQ_CLASS_UNKNOWN]);
+	info.device = flow->device;
+	info.size = DQ_MIN(out->size, sizeof info);
+	memset(out, 0, out->size);
+	memcpy(out, &info, info.size);
+	return DQPLB_OK;
+}
+
 /* --- listeners --- */
 
 void dq_shim_listener_settle(dqplb_listener *listener)
@@ -132,6 +158,20 @@ void dq_shim_listener_settle(dqplb_listener *listener)
 	if (listener->next)
 		listener->next->prev = listener->prev;
 	free(listener);
+}
+
+/* lock held. A nonce that nobody can guess, and that is forgotten here. */
+static int take_nonce(dqplb_context *ctx, uint8_t nonce[16])
+{
+	if (ctx->nonce_bytes < 16) {
+		if (getrandom(ctx->nonces, sizeof ctx->nonces, 0) != (ssize_t)sizeof ctx->nonces)
+			return dq_shim_fail(DQPLB_ERR_INTERNAL, "dqplb_listen: getrandom: %s", strerror(errno));
+		ctx->nonce_bytes = sizeof ctx->nonces;
+	}
+	ctx->nonce_bytes -= 16;
+	memcpy(nonce, ctx->nonces + ctx->nonce_bytes, 16);
+	explicit_bzero(ctx->nonces + ctx->nonce_bytes, 16);
+	return DQPLB_OK;
 }
 
 static uint64_t little_endian(const uint8_t *p)
@@ -180,8 +220,7 @@ int dqplb_listen(dqplb_context *ctx, int device, dqplb_handle *handle, dqplb_lis
 		h.rail = (uint16_t)ctx->devices[device].rail;
 		h.client = ctx->client_id;
 		h.listener = ++ctx->next_listener;
-		if (getrandom(h.nonce, sizeof h.nonce, 0) != (ssize_t)sizeof h.nonce)
-			status = dq_shim_fail(DQPLB_ERR_INTERNAL, "dqplb_listen: getrandom: %s", strerror(errno));
+		status = take_nonce(ctx, h.nonce);
 	}
 	if (status == DQPLB_OK) {
 		struct dq_submission s = {

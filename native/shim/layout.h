@@ -27,10 +27,24 @@
 
 enum dq_request_type {
 	DQ_REQ_ATTACH = 1,      /* arg0 = oldest layout version known, arg1 = newest, arg2 = ring entries, arg3 = pid; name */
-	DQ_REQ_DEVICES = 2,     /* reply: followed in the same message by struct dq_device_info[], count in arg0 */
+	DQ_REQ_DEVICES = 2,     /* reply: followed in the same message by struct dq_device_info[], count in arg0; arg1 = flows that a
+				 * client may have */
 	DQ_REQ_MEM_ALLOC = 3,   /* arg0 = bytes, arg1 = 1 for staging; reply arg0 = mem id, arg1 = bytes mapped; fd: the memfd */
 	DQ_REQ_MEM_DMABUF = 4,  /* arg0 = bytes, arg1 = offset; fd: dma-buf; reply arg0 = mem id */
-	DQ_REQ_MEM_FREE = 5     /* arg0 = mem id */
+	DQ_REQ_MEM_FREE = 5,    /* arg0 = mem id */
+	DQ_REQ_MEM_SHARE = 6,   /* arg0 = client id, arg1 = mem id of it, of MEM_ALLOC without staging; both clients must be of one
+				 * process; reply arg0 = mem id for this client, arg1 = bytes usable */
+	DQ_REQ_HINT = 7         /* arg0 = peers expected at a time, arg1 = flows a peer; 0 = not known */
+};
+
+/* Classes of paths, nearest first. */
+enum dq_path_class {
+	DQ_CLASS_UNKNOWN = 0,
+	DQ_CLASS_HOST = 1,
+	DQ_CLASS_RACK = 2,
+	DQ_CLASS_ZONE = 3,
+	DQ_CLASS_BUILDING = 4,
+	DQ_CLASS_REGION = 5
 };
 
 struct dq_client_request {
@@ -71,7 +85,8 @@ struct dq_device_info {
 	uint32_t mtu;
 	uint8_t dmabuf;
 	uint8_t up;
-	uint8_t reserved[6];
+	uint16_t port;          /* of the RDMA device; 0 = none */
+	uint8_t reserved[4];
 };
 
 /* The 128 bytes a listener gives to its peer. Little-endian. */
@@ -145,6 +160,7 @@ enum dq_op {
 	DQ_OP_ACCEPT = 9,   /* flow = listener id */
 	DQ_OP_CONNECT = 10, /* mem = device; the next two entries are the 128 bytes of the handle */
 	DQ_OP_CLOSE = 11,   /* flow */
+	DQ_OP_FLUSH = 12    /* flow, mem (of MEM_DMABUF), offset */
 };
 #define DQ_CONNECT_ENTRIES 3u
 
@@ -175,5 +191,18 @@ struct dq_completion {
 	uint64_t reserved[2];
 };
 _Static_assert(sizeof(struct dq_completion) == DQ_RING_ENTRY_BYTES, "ring entry");
+
+/* The same of CONNECT and ACCEPT: what the new flow is, for error texts. */
+#define DQ_OPENED_PEER_BYTES 46u
+struct dq_completion_opened {
+	uint64_t request;
+	int32_t status;
+	uint32_t flow;
+	uint8_t device;
+	uint8_t path_class; /* enum dq_path_class */
+	char peer[DQ_OPENED_PEER_BYTES]; /* host_id of the other end, cut if need be, NUL-terminated */
+};
+_Static_assert(sizeof(struct dq_completion_opened) == DQ_RING_ENTRY_BYTES, "ring entry");
+_Static_assert(offsetof(struct dq_completion_opened, flow) == offsetof(struct dq_completion, flow), "same head");
 
 #endif

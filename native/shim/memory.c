@@ -109,6 +109,7 @@ int dqplb_mem_alloc(dqplb_context *ctx, size_t bytes, dqplb_mem **out)
 		return status;
 	}
 	link_mem(mem);
+	dq_shim_shared_add(mem);
 	*out = mem;
 	return DQPLB_OK;
 }
@@ -153,6 +154,61 @@ int dqplb_mem_register_dmabuf(dqplb_context *ctx, int fd, uint64_t offset, size_
 		return status;
 	}
 	mem->kind = DQ_SHIM_MEM_DMABUF;
+	mem->id = (uint32_t)answer.reply.arg0;
+	dq_shim_answer_close(&answer);
+	link_mem(mem);
+	*out = mem;
+	return DQPLB_OK;
+}
+
+static int find(const char *call, const void *address, size_t bytes, struct dq_shim_place *place)
+{
+	if (!address || !dq_shim_shared_find(address, bytes, place))
+		return dq_shim_fail(DQPLB_ERR_REGION, "%s: %zu bytes at address %p do not lie in memory of dqplb_mem_alloc() of this process", call,
+				    bytes, address);
+	return DQPLB_OK;
+}
+
+int dqplb_mem_find(const void *address, size_t bytes, uint64_t *serial, size_t *offset)
+{
+	struct dq_shim_place place;
+	int status = find("dqplb_mem_find", address, bytes, &place);
+
+	if (status != DQPLB_OK)
+		return status;
+	if (serial)
+		*serial = place.serial;
+	if (offset)
+		*offset = place.offset;
+	return DQPLB_OK;
+}
+
+int dqplb_mem_share(dqplb_context *ctx, const void *address, size_t bytes, dqplb_mem **out)
+{
+	struct dq_client_request request = {.type = DQ_REQ_MEM_SHARE};
+	struct dq_shim_answer answer;
+	struct dq_shim_place place;
+	dqplb_mem *mem;
+	int status = find("dqplb_mem_share", address, bytes, &place);
+
+	if (status != DQPLB_OK)
+		return status;
+	status = enter("dqplb_mem_share", ctx, place.bytes, out, &mem);
+	if (status != DQPLB_OK)
+		return status;
+	request.arg0 = place.client;
+	request.arg1 = place.id;
+	status = dq_shim_call(ctx, &request, -1, &answer);
+	if (status == DQPLB_OK && answer.reply.arg1 < place.bytes) {
+		status = dq_shim_fail(DQPLB_ERR_INTERNAL, "dqplb_mem_share: the daemon answered with %llu bytes, expected %llu",
+				      (unsigned long long)answer.reply.arg1, (unsigned long long)place.bytes);
+		dq_shim_answer_close(&answer);
+	}
+	if (status != DQPLB_OK) {
+		free(mem);
+		return status;
+	}
+	mem->kind = DQ_SHIM_MEM_ALIAS;
 	mem->id = (uint32_t)answer.reply.arg0;
 	dq_shim_answer_close(&answer);
 	link_mem(mem);
@@ -224,6 +280,8 @@ int dqplb_mem_free(dqplb_mem *mem)
 	ctx = mem->ctx;
 	if (dq_shim_is_forked(ctx))
 		return dq_shim_forked();
+	if (mem->kind == DQ_SHIM_MEM_SHARED)
+		dq_shim_shared_remove(mem);
 	pthread_mutex_lock(&ctx->lock);
 	cancel_requests(ctx, mem);
 	if (mem->prev)

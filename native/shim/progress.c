@@ -123,9 +123,17 @@ static void complete(dqplb_context *ctx, const struct dq_completion *c)
 
 	if (r->op == DQ_OP_CONNECT || r->op == DQ_OP_ACCEPT) {
 		if (status == DQPLB_OK) {
+			struct dq_completion_opened opened;
+
+			memcpy(&opened, c, sizeof opened);
 			r->flow->id = c->flow;
+			r->flow->device = opened.device;
+			r->flow->path_class = opened.path_class;
+			memcpy(r->flow->peer, opened.peer, sizeof r->flow->peer - 1);
 			dq_shim_flow_link(r->flow);
 			r->result.flow = r->flow;
+			if (state == DQ_SHIM_ORPHAN) /* nobody will know of it */
+				dq_shim_flow_begin_close(r->flow);
 		} else {
 			free(r->flow);
 		}

@@ -109,7 +109,7 @@ static const char *op_name(uint16_t op)
 		[DQ_OP_SEND] = "send",         [DQ_OP_RECV] = "recv",       [DQ_OP_PUT] = "put",
 		[DQ_OP_NOTIFY] = "notify",     [DQ_OP_EXPORT] = "export",   [DQ_OP_UNEXPORT] = "unexport",
 		[DQ_OP_LISTEN] = "listen",     [DQ_OP_UNLISTEN] = "unlisten", [DQ_OP_ACCEPT] = "accept",
-		[DQ_OP_CONNECT] = "connect",   [DQ_OP_CLOSE] = "close",
+		[DQ_OP_CONNECT] = "connect",   [DQ_OP_CLOSE] = "close",     [DQ_OP_FLUSH] = "flush",
 	};
 	return op < sizeof names / sizeof names[0] && names[op] ? names[op] : "operation";
 }
@@ -187,6 +187,47 @@ int dqplb_test(dqplb_request *request, int *done, dqplb_result *result)
 	}
 	pthread_mutex_unlock(&ctx->lock);
 	return status;
+}
+
+int dqplb_abandon(dqplb_request *request)
+{
+	uint32_t generation, state = DQ_SHIM_FREE;
+	struct dq_shim_request *r;
+	dqplb_context *ctx;
+
+	if (!request)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_abandon: request is NULL");
+	r = place_of(request, &generation);
+	ctx = r->ctx;
+	if (dq_shim_is_forked(ctx))
+		return dq_shim_forked();
+
+	pthread_mutex_lock(&ctx->lock);
+	while (live(r, generation) && (state = dq_shim_request_state(r)) == DQ_SHIM_COPYING) {
+		dq_shim_progress(ctx, r); /* bytes on their way into the program's memory: not behind its back */
+		if (live(r, generation) && dq_shim_request_state(r) == DQ_SHIM_COPYING)
+			pthread_cond_wait(&ctx->copied, &ctx->lock);
+	}
+	if (!live(r, generation)) {
+		pthread_mutex_unlock(&ctx->lock);
+		return not_live();
+	}
+	if (state == DQ_SHIM_DONE) {
+		if (r->result.flow && !ctx->dead)
+			dq_shim_flow_begin_close(r->result.flow);
+		if (r->orphan)
+			dq_shim_request_enter(r, DQ_SHIM_ORPHAN);
+		else
+			dq_shim_request_free(r);
+	} else if (ctx->dead) {
+		collect_dead(r, NULL);
+	} else {
+		r->mem = NULL;
+		r->copy_to = NULL;
+		dq_shim_request_enter(r, DQ_SHIM_ORPHAN);
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	return DQPLB_OK;
 }
 
 /* Spin without the lock until `stop` says so or the time is up. */

@@ -35,7 +35,8 @@
 enum dq_shim_mem_kind {
 	DQ_SHIM_MEM_SHARED = 1, /* memfd of the daemon: zero copy */
 	DQ_SHIM_MEM_STAGED = 2, /* any memory of the process: copied */
-	DQ_SHIM_MEM_DMABUF = 3
+	DQ_SHIM_MEM_DMABUF = 3,
+	DQ_SHIM_MEM_ALIAS = 4   /* SHARED memory of another context of this process: no mapping of its own */
 };
 
 struct dqplb_mem {
@@ -45,7 +46,9 @@ struct dqplb_mem {
 	uint8_t *address;
 	uint64_t bytes;
 	uint64_t mapped_bytes;
+	uint64_t serial;        /* SHARED: of the process, never used again */
 	dqplb_mem *prev, *next; /* of the context */
+	dqplb_mem *next_shared; /* SHARED: of the process */
 };
 
 /* A memfd of the daemon from which pieces for staged memory are cut. */
@@ -69,7 +72,7 @@ enum dq_shim_state {
 	DQ_SHIM_PENDING,   /* the daemon has it */
 	DQ_SHIM_COPYING,   /* received, to be copied into place */
 	DQ_SHIM_DONE,      /* result is valid, waits for test or wait */
-	DQ_SHIM_ORPHAN     /* reported as canceled and forgotten by the program; the daemon still has it */
+	DQ_SHIM_ORPHAN     /* forgotten by the program; the daemon still has it */
 };
 
 /*
@@ -102,6 +105,8 @@ struct dqplb_flow {
 	uint32_t pending;       /* operations the daemon has */
 	bool closing, closed;   /* dqplb_flow_close() was called; the daemon confirmed */
 	bool deferred;          /* CLOSE waits for room in the ring */
+	uint8_t device, path_class; /* as the daemon told when it opened */
+	char peer[DQ_OPENED_PEER_BYTES];
 	dqplb_flow *prev, *next;
 	dqplb_flow *next_deferred;
 };
@@ -151,6 +156,9 @@ struct dqplb_context {
 	dqplb_listener *listeners, *deferred_listeners;
 	dqplb_mem *mems;
 	uint32_t next_listener;
+	uint8_t nonces[256];            /* random, taken from the end: one system call for some listeners */
+	uint32_t nonce_bytes;           /* left */
+	uint32_t max_flows;             /* of a client, as the daemon told; 0: not told */
 
 	struct dq_shim_chunk *chunks;   /* staging, see staging.h */
 	uint64_t next_trim;
@@ -203,6 +211,16 @@ int dq_shim_call_async(dqplb_context *ctx, struct dq_client_request *request);
 void dq_shim_async_poll(dqplb_context *ctx);
 void dq_shim_answer_close(struct dq_shim_answer *answer); /* closes what is left in fds */
 const char *dq_shim_request_name(uint16_t type);
+
+/* SHARED memory of all contexts of this process. No lock held. */
+struct dq_shim_place {                  /* what a range of memory lies in */
+	uint32_t client, id;
+	uint64_t serial, bytes;
+	size_t offset;
+};
+void dq_shim_shared_add(dqplb_mem *mem);  /* gives it its serial */
+void dq_shim_shared_remove(dqplb_mem *mem);
+bool dq_shim_shared_find(const void *address, size_t bytes, struct dq_shim_place *out);
 
 /* --- memory.c --- */
 /* Map what the daemon allocated: shared, present, not inherited by fork. NULL: errno. */

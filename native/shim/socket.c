@@ -26,6 +26,10 @@ const char *dq_shim_request_name(uint16_t type)
 		return "dma-buf registration";
 	case DQ_REQ_MEM_FREE:
 		return "memory release";
+	case DQ_REQ_MEM_SHARE:
+		return "sharing of memory";
+	case DQ_REQ_HINT:
+		return "hint";
 	default:
 		return "request";
 	}

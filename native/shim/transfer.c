@@ -245,6 +245,28 @@ int dqplb_unexport(dqplb_flow *flow, uint32_t region, dqplb_request **out)
 	return status;
 }
 
+int dqplb_flush(dqplb_flow *flow, dqplb_mem *mem, size_t offset, dqplb_request **out)
+{
+	int status = enter_flow("dqplb_flush", flow, out);
+
+	if (status != DQPLB_OK)
+		return status;
+	dqplb_context *ctx = flow->ctx;
+	status = check_range("dqplb_flush", flow, mem, offset, 0);
+	if (status == DQPLB_OK && mem->kind != DQ_SHIM_MEM_DMABUF)
+		status = dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_flush: memory of the host needs none: expected memory of "
+				      "dqplb_mem_register_dmabuf()");
+	if (status == DQPLB_OK && offset >= mem->bytes)
+		status = dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_flush: offset %zu, expected less than %llu", offset,
+				      (unsigned long long)mem->bytes);
+	if (status == DQPLB_OK) {
+		struct dq_submission s = {.mem = mem->id, .offset = offset};
+		status = ask(DQ_OP_FLUSH, flow, mem, &s, out);
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	return status;
+}
+
 int dqplb_notify(dqplb_flow *flow, dqplb_request **out)
 {
 	struct dq_submission s = {0};
