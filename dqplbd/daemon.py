@@ -275,7 +275,12 @@ class Daemon:
         self._cleanup.push_async_callback(self.inventory.stop)
 
         self.clients = ClientServer(
-            self.engine, config.clients, self._device_list, self._drain_events, internal=CLIENT_NAME
+            self.engine,
+            config.clients,
+            self._device_list,
+            self._drain_events,
+            internal=CLIENT_NAME,
+            expect_peers=self.paths.expect_peers,
         )
         self.clients.start()
         self._cleanup.push_async_callback(self.clients.stop)

@@ -27,6 +27,7 @@ from dqplbd.engine.engine import (
     DeviceInfo,
     Engine,
     EngineError,
+    EnginePathClass,
     EngineProfile,
     LinkSetting,
     PathStats,
@@ -170,6 +171,7 @@ class Paths:
         self._by_number: dict[int, Path] = {}
         self._told: dict[str, Location] = {}  # what each peer says of itself
         self._in_use: dict[int, set[str]] = {}  # hosts with VCs, by device
+        self._expected_peers = 0
         self._targets_due = False
         self._config = config
         self._locations = locations
@@ -626,7 +628,6 @@ class Paths:
         device = path.device.info
         assert device is not None, "only open devices have paths"
         limits = next(iter(path.vcs.values()), None)
-        users = self._in_use.get(path.device.number or 0, set())
         return PathInputs(
             path_class=path.path_class,
             rtt_ns=path.estimator.rtt_min_ns,
@@ -636,13 +637,30 @@ class Paths:
             header_bytes=device.header_bytes,
             path_rate_bps=self._path_rate(path, device),
             host_id=path.host_id,
-            active_peers=len(users) + (path.host_id not in users),
+            active_peers=self._active_peers(path),
             goodput_bps=path.estimator.goodput_bps,
             host_delay_ns=self._host_delay(path),
             max_qps=limits.qps if limits is not None else None,
             queue_depth=limits.depth if limits is not None else None,
             max_segment_bytes=limits.segment_bytes if limits is not None else None,
         )
+
+    def _active_peers(self, path: Path) -> int:
+        """Hosts that share a device's queue-pair budget, that of the path included.
+
+        Those in use, or those that clients say they are going to use, which spares making queue pairs that are soon too
+        many.  A client may say what it likes, so no more than the hosts that are known.
+        """
+        users = self._in_use.get(path.key[0], set())
+        return max(len(users) + (path.host_id not in users), min(self._expected_peers, len(self._by_host)))
+
+    def expect_peers(self, peers: int) -> None:
+        """How many hosts clients expect to use at a time; 0 when they do not say."""
+        if peers == self._expected_peers:
+            return
+        self._expected_peers = peers
+        for path in self._paths.values():
+            path.dirty = True
 
     def _path_rate(self, path: Path, device: DeviceInfo) -> int | None:
         """Rate of the path itself on the wire: of its emulated link, or what bursts found it to be."""
@@ -727,6 +745,7 @@ class Paths:
             grants=self._config.transport.grants,
             ack_timeout_ns=retry.ack_timeout_ns,
             retries=retry.retries,
+            path_class=EnginePathClass[profile.path_class.name],
         )
 
     def _push(self, change: Change[PathKey]) -> None:
@@ -789,9 +808,8 @@ class Paths:
         The largest entropy target of any class, but not more than this path's part of the device's budget.
         """
         policy = self._profile_policy
-        users = self._in_use.get(path.key[0], set()) | {path.host_id}
         most = max(one.pin.qps or one.entropy_target for one in policy.classes.values())
-        return max(1, min(most, policy.qp_budget // len(users)))
+        return max(1, min(most, policy.qp_budget // self._active_peers(path)))
 
     def reset_peaks(self) -> int:
         """Start the peaks of all paths anew; how many paths there are."""

@@ -96,6 +96,8 @@ class _Connection:
     uid: int
     gid: int
     internal: bool = False  # the daemon's own, which no limit counts
+    peer_pid: int = 0  # as the kernel says; 0: of another PID namespace
+    hint: tuple[int, int] = (0, 0)  # peers, and flows to each, that it expects to use at a time
     timer: asyncio.TimerHandle | None = None
     client: int | None = None
     name: str = ""
@@ -127,6 +129,7 @@ class ClientServer:
     :param drain_events: makes the daemon take in all events that the engine has told until now.
     :param clock: monotonic seconds.
     :param internal: name of the clients of this very process that do not count against any limit.
+    :param expect_peers: told how many peers clients expect to use at a time, 0 for no idea, when that changes.
     """
 
     def __init__(
@@ -137,9 +140,12 @@ class ClientServer:
         drain_events: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         internal: str | None = None,
+        expect_peers: Callable[[int], None] = lambda peers: None,
     ) -> None:
         self._engine = engine
         self._internal = internal
+        self._expect_peers = expect_peers
+        self._expected_peers = 0
         self._config = config
         self._quota = Quota(config)
         self._room = RoomKeeper()
@@ -236,6 +242,7 @@ class ClientServer:
             return
         self._leave(connection)
         self._close(connection, removed=True)
+        self._tell_hints()
         self._gone.set()
         log.info("client gone", extra=fields(client=client, name=connection.name, pid=connection.pid))
 
@@ -274,7 +281,7 @@ class ClientServer:
             log.warning("connection refused: %d are open", len(self._connections), extra=fields(pid=pid, uid=uid))
             sock.close()
             return
-        connection = _Connection(sock, pid, uid, gid)
+        connection = _Connection(sock, pid, uid, gid, peer_pid=pid)
         connection.timer = self._loop.call_later(ATTACH_TIMEOUT_S, self._too_late, connection)
         self._connections.add(connection)
         self._loop.add_reader(sock.fileno(), self._readable, connection)
@@ -309,9 +316,12 @@ class ClientServer:
             if request is None:
                 self._close(connection)
                 return
-            if request.type is RequestType.MEM_ALLOC and request.arg0 > _SLOW_BYTES and connection.client is not None:
+            slow = request.type is RequestType.MEM_SHARE or (
+                request.type is RequestType.MEM_ALLOC and request.arg0 > _SLOW_BYTES
+            )
+            if slow and connection.client is not None:
                 self._loop.remove_reader(connection.sock.fileno())
-                task = self._loop.create_task(self._allocate_slowly(connection, request))
+                task = self._loop.create_task(self._answer_slowly(connection, request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 return
@@ -379,7 +389,10 @@ class ClientServer:
         try:
             if kind is RequestType.DEVICES:
                 devices = self._devices()
-                return _Reply(pack_reply(kind, args=[len(devices)]) + pack_device_infos(devices))
+                args = [len(devices), self._config.max_flows]
+                return _Reply(pack_reply(kind, args=args) + pack_device_infos(devices))
+            if kind is RequestType.HINT:
+                return self._hint(connection, request)
             if kind is RequestType.MEM_FREE:
                 return self._free(connection, client, request.arg0)
             self._quota.check_regions(len(connection.regions))
@@ -483,15 +496,18 @@ class ClientServer:
         connection.regions.add(memory)
         return _Reply(pack_reply(request.type, args=[memory, mapped]), [fd])
 
-    async def _allocate_slowly(self, connection: _Connection, request: ClientRequest) -> None:
-        """MEM_ALLOC of so much that touching the pages would hold everyone up.  Meanwhile nothing else is read."""
+    async def _answer_slowly(self, connection: _Connection, request: ClientRequest) -> None:
+        """What could hold everyone up: touching or mapping many pages.  Meanwhile nothing else of it is read."""
         client = connection.client
         assert client is not None, "checked by the caller"
         reply: _Reply | None = None
         try:
             self._quota.check_regions(len(connection.regions))
-            result = await self._loop.run_in_executor(self._executor, self._allocate, client, request)
-            reply = self._allocated(connection, request, result)
+            if request.type is RequestType.MEM_SHARE:
+                reply = await self._share(connection, client, request)
+            else:
+                result = await self._loop.run_in_executor(self._executor, self._allocate, client, request)
+                reply = self._allocated(connection, request, result)
         except EngineError as error:
             reply = _Reply(pack_reply(request.type, error.status, text=error.text))
         except QuotaError as error:
@@ -513,6 +529,42 @@ class ClientServer:
             self._close(connection)
             return
         self._loop.add_reader(connection.sock.fileno(), self._readable, connection)
+
+    async def _share(self, connection: _Connection, client: int, request: ClientRequest) -> _Reply:
+        """Memory of another client of the same process: what one may write, the other may anyway."""
+        owner, memory = request.arg0, request.arg1
+        other = self._clients.get(owner)
+        text = f"memory {memory} of client {owner} is not of this process: only a process itself can share its memory"
+        refused = _Reply(pack_reply(request.type, Status.PERMISSION, text=text))
+
+        # A process of another PID namespace has the number 0, as all such have: they cannot be told apart.
+        process = self._process(connection)
+        if other is None or process is None or self._process(other) != process or memory not in other.regions:
+            return refused
+        shared, size = await self._loop.run_in_executor(self._executor, self._engine.mem_share, client, owner, memory)
+        if self._clients.get(owner) is not other or memory not in other.regions:
+            # It went meanwhile, and its numbers may be somebody else's by now.
+            self._engine.mem_free(client, shared)
+            return refused
+        connection.regions.add(shared)
+        return _Reply(pack_reply(request.type, args=[shared, size]))
+
+    @staticmethod
+    def _process(connection: _Connection) -> tuple[int, int, int] | None:
+        """Who the kernel says that the other end is; None when it cannot."""
+        return None if connection.peer_pid <= 0 else (connection.peer_pid, connection.uid, connection.gid)
+
+    def _hint(self, connection: _Connection, request: ClientRequest) -> _Reply:
+        connection.hint = min(request.arg0, _MAX_U32), min(request.arg1, _MAX_U32)
+        self._tell_hints()
+        return _Reply(pack_reply(request.type))
+
+    def _tell_hints(self) -> None:
+        """The largest hint of all clients: processes of a job have the same peers, which a sum would count often."""
+        peers = max((one.hint[0] for one in self._clients.values()), default=0)
+        if peers != self._expected_peers:
+            self._expected_peers = peers
+            self._expect_peers(peers)
 
     def _free(self, connection: _Connection, client: int, memory: int) -> _Reply:
         if memory > _MAX_U32 or memory not in connection.regions:

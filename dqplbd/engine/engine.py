@@ -38,6 +38,7 @@ __all__ = [
     "DeviceSpec",
     "Engine",
     "EngineError",
+    "EnginePathClass",
     "EngineProfile",
     "EngineSettings",
     "EngineStats",
@@ -138,6 +139,19 @@ class RequestType(IntEnum):
     MEM_ALLOC = lib.DQ_REQ_MEM_ALLOC
     MEM_DMABUF = lib.DQ_REQ_MEM_DMABUF
     MEM_FREE = lib.DQ_REQ_MEM_FREE
+    MEM_SHARE = lib.DQ_REQ_MEM_SHARE
+    HINT = lib.DQ_REQ_HINT
+
+
+class EnginePathClass(IntEnum):
+    """Class of a path as clients are told it (``enum dq_path_class``)."""
+
+    UNKNOWN = lib.DQ_CLASS_UNKNOWN
+    HOST = lib.DQ_CLASS_HOST
+    RACK = lib.DQ_CLASS_RACK
+    ZONE = lib.DQ_CLASS_ZONE
+    BUILDING = lib.DQ_CLASS_BUILDING
+    REGION = lib.DQ_CLASS_REGION
 
 
 class ProbeResult(IntEnum):
@@ -283,7 +297,10 @@ class LinkSetting:
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """The numbers that a path runs on (``struct dq_profile``)."""
+    """The numbers that a path runs on (``struct dq_profile``).
+
+    :ivar path_class: an :class:`EnginePathClass`: clients are told of it.
+    """
 
     rtt_ns: int
     rate_bps: int
@@ -297,6 +314,7 @@ class EngineProfile:
     grants: bool
     ack_timeout_ns: int = 0
     retries: int = 7
+    path_class: int = lib.DQ_CLASS_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -609,6 +627,7 @@ def pack_device_infos(devices: Sequence[tuple[DeviceInfo, DeviceSpec, int]]) -> 
         _put_text(c, "pci_path", spec.pci_path)
         c.speed_bps, c.latency_ns, c.rail, c.numa_node = device.rate_bps, latency_ns, device.rail, spec.numa_node
         c.mtu, c.dmabuf, c.up = device.mtu, device.dmabuf, device.up
+        c.port = (spec.port or 1) if device.provider.endswith("verbs") else 0
     return bytes(ffi.buffer(infos))
 
 
@@ -1001,6 +1020,17 @@ class Engine:
         code = lib.dq_engine_mem_dmabuf(self._live(), client, fd, offset, size, mem, error)
         _check(code, error, f"dma-buf of {size} bytes for client {client}")
         return int(mem[0])
+
+    def mem_share(self, client: int, owner: int, owner_mem: int) -> tuple[int, int]:
+        """Give a client memory that another client has, too.  Whether they may share is the caller's to know.
+
+        :returns: (memory id of ``client``, usable bytes).
+        :raises EngineError: ``owner`` has no such memory that can be shared; quota or memory is used up.
+        """
+        mem, size, error = ffi.new("uint32_t *"), ffi.new("uint64_t *"), ffi.new("struct dq_text *")
+        code = lib.dq_engine_mem_share(self._live(), client, owner, owner_mem, mem, size, error)
+        _check(code, error, f"memory {owner_mem} of client {owner} for client {client}")
+        return int(mem[0]), int(size[0])
 
     def mem_free(self, client: int, mem: int) -> None:
         """Release memory of a client; outstanding requests on it are canceled.  :raises EngineError: not its own."""

@@ -113,6 +113,34 @@ static int32_t operate(struct dq_engine *e, struct eng_client *c, const struct d
 	return rc;
 }
 
+/*
+ * What was received on the flow before is pushed in front of what a GPU reads next, by a read of the device that wrote it: the one
+ * of its VC. The read is waited for; it is answered by this host's own bus, within a microsecond or two.
+ */
+static int32_t flush(struct dq_engine *e, struct eng_client *c, const struct dq_submission *s)
+{
+	struct dq_flow *f;
+	int32_t rc = flow_of(e, c, s->flow, &f);
+	const struct eng_mem *m = eng_mem_at(e, s->mem);
+	const struct eng_device *d;
+	int error;
+
+	if (rc)
+		return rc;
+	if (!m || m->client != c->id || m->dead || m->staging || s->offset >= m->bytes)
+		return DQ_ERR_INVALID;
+	d = &e->devices[eng_vc_of(f->vc)->device];
+	error = d->provider->mem_flush(m->on[eng_vc_of(f->vc)->device], s->offset);
+	if (error) {
+		struct dq_engine_event ev = { .type = DQ_EV_LOG, .status = DQ_ERR_DEVICE, .client = c->id };
+		snprintf(ev.text, sizeof ev.text, "device %s: the read that orders what it wrote for client %s before the reads of a GPU failed: "
+			 "%s", d->name, c->name, strerror(-error));
+		eng_event(e, &ev);
+		return DQ_ERR_DEVICE;
+	}
+	return DQ_OK;
+}
+
 void eng_flow_close(struct dq_engine *e, uint32_t flow, int32_t reason)
 {
 	struct dq_flow *f = dq_flow_at(&e->pools, flow);
@@ -150,6 +178,7 @@ static void submission(struct dq_engine *e, struct eng_client *c, const struct d
 		if (rc)
 			eng_client_fail_request(e, c, s->request, rc);
 		return;
+	case DQ_OP_FLUSH: eng_client_fail_request(e, c, s->request, flush(e, c, s)); return;
 	case DQ_OP_LISTEN: eng_listen(e, c, s); return;
 	case DQ_OP_UNLISTEN: eng_unlisten(e, c, s); return;
 	case DQ_OP_ACCEPT: eng_accept(e, c, s); return;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listeners, accepts and connects of clients, and the wait for a VC that the control plane makes. */
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/private.h"
@@ -10,7 +11,14 @@ static uint64_t listener_key(uint32_t client, uint32_t id) { return (uint64_t)cl
 
 static void complete_flow(struct dq_engine *e, struct eng_client *c, uint64_t request, uint32_t flow)
 {
-	struct dq_completion cq = { .request = request, .status = DQ_OK, .flow = flow };
+	const struct eng_vc *vc = eng_vc_of(dq_flow_at(&e->pools, flow)->vc);
+	const struct eng_path *p = eng_path_at(e, vc->path);
+	struct dq_completion_opened opened = { .request = request, .status = DQ_OK, .flow = flow, .device = (uint8_t)vc->device,
+					       .path_class = p->profile.path_class };
+	struct dq_completion cq;
+	_Static_assert(ENG_MAX_DEVICES <= UINT8_MAX, "number of a device in a completion");
+	snprintf(opened.peer, sizeof opened.peer, "%.*s", (int)sizeof opened.peer - 1, p->host_id);
+	memcpy(&cq, &opened, sizeof cq);
 	eng_client_complete(e, c, &cq);
 }
 

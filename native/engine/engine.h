@@ -98,7 +98,8 @@ struct dq_profile {                 /* as computed by the control plane */
 	uint32_t retries;               /* of new QPs (verbs): 0..7; after so many the QP fails */
 	uint8_t adapt;                  /* window follows the measured delay */
 	uint8_t grants;                 /* obey and give grants */
-	uint8_t reserved[2];
+	uint8_t path_class;             /* enum dq_path_class; told to clients of new flows, for their error texts */
+	uint8_t reserved;
 };
 
 struct dq_vc_limits {               /* negotiated: the smaller of both ends' */
@@ -237,6 +238,10 @@ int dq_engine_client_stats(dq_engine *e, uint32_t client, struct dq_client_stats
 int dq_engine_mem_alloc(dq_engine *e, uint32_t client, uint64_t bytes, uint8_t staging, uint32_t *mem, int *fd,
 			uint64_t *mapped_bytes, struct dq_text *err);
 int dq_engine_mem_dmabuf(dq_engine *e, uint32_t client, int fd, uint64_t offset, uint64_t bytes, uint32_t *mem, struct dq_text *err);
+/* The memory `mem` of client `owner`, made by mem_alloc without staging, for another client, too: a region of its own, that stays
+ * when the owner frees its. Whether they may share is the caller's to know. */
+int dq_engine_mem_share(dq_engine *e, uint32_t client, uint32_t owner, uint32_t owner_mem, uint32_t *mem, uint64_t *bytes,
+			struct dq_text *err);
 int dq_engine_mem_free(dq_engine *e, uint32_t client, uint32_t mem);
 /* cffi: end */
 

@@ -233,6 +233,61 @@ fail:
 	return rc;
 }
 
+struct mem_look {
+	uint32_t owner, mem;
+	uint64_t bytes, mapped;
+	int fd;              /* the caller's */
+	int rc;
+};
+
+static void mem_look(struct dq_engine *e, void *arg)
+{
+	struct mem_look *a = arg;
+	const struct eng_mem *m = eng_mem_at(e, a->mem);
+	a->rc = -ENOENT;
+	if (!m || m->client != a->owner || m->dead || m->staging || m->fd < 0)
+		return;
+	a->bytes = m->bytes;
+	a->mapped = m->mapped;
+	a->fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
+	a->rc = a->fd < 0 ? -errno : 0;
+}
+
+int dq_engine_mem_share(dq_engine *e, uint32_t client, uint32_t owner, uint32_t owner_mem, uint32_t *mem, uint64_t *bytes,
+			struct dq_text *err)
+{
+	struct mem_look look = { .owner = owner, .mem = owner_mem, .fd = -1 };
+	struct mem_add a = { .client = client, .dmabuf_fd = -1, .mem = mem, .err = err };
+	int rc = eng_call(e, mem_look, &look);
+
+	rc = rc ? rc : look.rc;
+	if (rc)
+		return eng_error(err, rc, "memory: client %u has no memory %u that can be shared: %s", owner, owner_mem, strerror(-rc));
+	a.fd = look.fd;
+	a.bytes = look.bytes;
+	a.mapped = look.mapped;
+	rc = eng_call(e, mem_reserve, &a);
+	rc = rc ? rc : a.rc;
+	if (!rc) {
+		a.addr = mmap(NULL, a.mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, a.fd, 0);
+		if (a.addr == MAP_FAILED) {
+			a.addr = NULL;
+			rc = eng_error(err, -errno, "memory: cannot map %llu bytes: %s", (unsigned long long)a.mapped, strerror(errno));
+		} else {
+			(void)madvise(a.addr, a.mapped, MADV_DONTFORK);
+			rc = add(e, &a);
+		}
+	}
+	if (rc) {
+		if (a.addr)
+			munmap(a.addr, a.mapped);
+		close(a.fd);
+		return rc;
+	}
+	*bytes = a.bytes;
+	return 0;
+}
+
 int dq_engine_mem_dmabuf(dq_engine *e, uint32_t client, int fd, uint64_t offset, uint64_t bytes, uint32_t *mem, struct dq_text *err)
 {
 	struct mem_add a = { .client = client, .bytes = bytes, .fd = -1, .dmabuf_fd = fd, .dmabuf_offset = offset, .mem = mem, .err = err };
