@@ -178,14 +178,13 @@ dq_nccl_result dq_nccl_accept(struct dq_nccl_listener *l, void **out)
 /* --- connect -------------------------------------------------------------------------------------------------------- */
 
 /* State lock held. The connect that this buffer belongs to; NULL: a handle as listen() made it. */
-static struct dq_nccl_pending *find(const struct dq_nccl_user *user, const void *handle, uint32_t *place)
+static struct dq_nccl_pending *find(const struct dq_nccl_user *user, const void *handle)
 {
 	struct mark mark;
 
 	memcpy(&mark, handle, sizeof mark);
 	if (mark.magic != MARK || mark.place >= user->pending_room)
 		return NULL;
-	*place = (uint32_t)mark.place;
 	struct dq_nccl_pending *p = user->pending[mark.place];
 	return p && p->cookie == mark.cookie ? p : NULL;
 }
@@ -209,6 +208,7 @@ static bool keep(struct dq_nccl_user *user, struct dq_nccl_pending *p, void *han
 		user->pending_room = room;
 	}
 	user->pending[i] = p;
+	p->place = i;
 	user->pending_hint = i + 1;
 	mark.place = i;
 	mark.cookie = p->cookie = ++user->pending_cookie;
@@ -217,13 +217,11 @@ static bool keep(struct dq_nccl_user *user, struct dq_nccl_pending *p, void *han
 }
 
 /* State lock held. The buffer is a handle again, as it may be used for another connect. */
-static void forget(struct dq_nccl_user *user, uint32_t place, void *handle)
+static void forget(struct dq_nccl_user *user, struct dq_nccl_pending *p, void *handle)
 {
-	struct dq_nccl_pending *p = user->pending[place];
-
-	user->pending[place] = NULL;
-	if (place < user->pending_hint)
-		user->pending_hint = place;
+	user->pending[p->place] = NULL;
+	if (p->place < user->pending_hint)
+		user->pending_hint = p->place;
 	memcpy(handle, p->handle, sizeof p->handle);
 	free(p);
 }
@@ -241,7 +239,6 @@ static dq_nccl_result begin(struct dq_nccl_user *user, int device, void *handle)
 {
 	dq_nccl_result rc = dq_nccl_device_check(user->lane, device, "connect");
 	struct dq_nccl_pending *p;
-	uint32_t place;
 	int status;
 
 	if (rc != DQ_NCCL_SUCCESS)
@@ -260,8 +257,7 @@ static dq_nccl_result begin(struct dq_nccl_user *user, int device, void *handle)
 	status = post(user, p);
 	if (status == DQPLB_OK || status == DQPLB_ERR_AGAIN)
 		return DQ_NCCL_SUCCESS;
-	find(user, handle, &place);
-	forget(user, place, handle);
+	forget(user, p, handle);
 	return dq_nccl_fail(status, "connect", device);
 }
 
@@ -271,12 +267,11 @@ dq_nccl_result dq_nccl_connect(struct dq_nccl_user *user, int device, void *hand
 	dqplb_flow *flow = NULL;
 	dqplb_result result;
 	struct dq_nccl_pending *p;
-	uint32_t place;
 	int done = 0, status = DQPLB_OK;
 
 	*out = NULL;
 	pthread_mutex_lock(&dq_nccl_state.lock);
-	p = find(user, handle, &place);
+	p = find(user, handle);
 	if (!p) {
 		rc = begin(user, device, handle);
 		pthread_mutex_unlock(&dq_nccl_state.lock);
@@ -297,7 +292,7 @@ dq_nccl_result dq_nccl_connect(struct dq_nccl_user *user, int device, void *hand
 	if (!flow && status == DQPLB_OK && now_ns() >= p->deadline) {
 		if (p->request)
 			dqplb_abandon(p->request);
-		forget(user, place, handle);
+		forget(user, p, handle);
 		rc = late("connect", device);
 	} else if (!flow && status == DQPLB_OK && !p->request) {
 		status = post(user, p);
@@ -307,7 +302,7 @@ dq_nccl_result dq_nccl_connect(struct dq_nccl_user *user, int device, void *hand
 	if (flow || status != DQPLB_OK) {
 		if (status != DQPLB_OK && p->request)
 			dqplb_abandon(p->request);
-		forget(user, place, handle);
+		forget(user, p, handle);
 	}
 	pthread_mutex_unlock(&dq_nccl_state.lock);
 	if (status != DQPLB_OK)

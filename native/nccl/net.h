@@ -130,6 +130,7 @@ struct dq_nccl_pending {
 	dqplb_request *request;
 	uint64_t deadline;
 	uint64_t cookie;
+	uint32_t place;                  /* in user->pending */
 	int device;
 };
 dq_nccl_result dq_nccl_listen(struct dq_nccl_user *user, int device, void *handle, void **out);
