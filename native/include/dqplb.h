@@ -172,6 +172,8 @@ int dqplb_accept(dqplb_listener *listener, dqplb_request **out);
 int dqplb_flow_close(dqplb_flow *flow);  /* pending requests of it complete with DQPLB_ERR_CANCELED */
 
 int dqplb_flow_query(dqplb_flow *flow, dqplb_flow_info *out);
+/* The host_id of the listener that a handle is of, for messages. DQPLB_ERR_INVALID: it is not one, or was damaged. */
+int dqplb_handle_host(const dqplb_handle *handle, char *out, size_t bytes);
 
 /* --- messages --------------------------------------------------------------------------------------------------- */
 int dqplb_send(dqplb_flow *flow, dqplb_mem *mem, size_t offset, size_t bytes, uint64_t tag, dqplb_request **out);

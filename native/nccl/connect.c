@@ -6,6 +6,7 @@
  * The 128 bytes of a handle are the shim's, which has magic, version, host, epoch and nonce in them. The library hands connect()
  * the same buffer until it is done, so while a connect is under way its first bytes say where the plugin keeps it.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -32,7 +33,8 @@ static uint64_t now_ns(void)
 
 /* --- listening ------------------------------------------------------------------------------------------------------ */
 
-dq_nccl_result dq_nccl_listen(struct dq_nccl_user *user, int device, void *handle, void **out)
+/* State lock held. */
+static dq_nccl_result do_listen(struct dq_nccl_user *user, int device, void *handle, void **out)
 {
 	struct dq_nccl_lane *lane = user->lane;
 	dq_nccl_result rc = dq_nccl_device_check(lane, device, "listen");
@@ -40,7 +42,6 @@ dq_nccl_result dq_nccl_listen(struct dq_nccl_user *user, int device, void *handl
 	dqplb_handle h;
 	int status;
 
-	*out = NULL;
 	if (rc != DQ_NCCL_SUCCESS)
 		return rc;
 	l = calloc(1, sizeof *l);
@@ -60,14 +61,24 @@ dq_nccl_result dq_nccl_listen(struct dq_nccl_user *user, int device, void *handl
 	if (dqplb_accept(l->listener, &l->accept) != DQPLB_OK)
 		l->accept = NULL;
 	memcpy(handle, &h, sizeof h);
-	pthread_mutex_lock(&dq_nccl_state.lock);
 	l->next = user->listeners;
 	if (l->next)
 		l->next->prev = l;
 	user->listeners = l;
-	pthread_mutex_unlock(&dq_nccl_state.lock);
 	*out = l;
 	return DQ_NCCL_SUCCESS;
+}
+
+dq_nccl_result dq_nccl_listen(struct dq_nccl_user *user, int device, void *handle, void **out)
+{
+	dq_nccl_result rc = DQ_NCCL_SYSTEM_ERROR;
+
+	*out = NULL;
+	pthread_mutex_lock(&dq_nccl_state.lock);
+	if (!dq_nccl_state.ended)
+		rc = do_listen(user, device, handle, out);
+	pthread_mutex_unlock(&dq_nccl_state.lock);
+	return rc;
 }
 
 /* State lock held. */
@@ -88,14 +99,15 @@ static void end_listener(struct dq_nccl_listener *l)
 dq_nccl_result dq_nccl_close_listen(struct dq_nccl_listener *l)
 {
 	pthread_mutex_lock(&dq_nccl_state.lock);
-	end_listener(l);
+	if (!dq_nccl_state.ended)
+		end_listener(l);
 	pthread_mutex_unlock(&dq_nccl_state.lock);
 	return DQ_NCCL_SUCCESS;
 }
 
 /* --- both ends ------------------------------------------------------------------------------------------------------ */
 
-/* The flow is open: make its comm. */
+/* State lock held. The flow is open: make its comm. */
 static dq_nccl_result opened(struct dq_nccl_user *user, int device, dqplb_flow *flow, bool receives, void **out)
 {
 	struct dq_nccl_comm *comm = dq_nccl_comm_new(user, device, flow, receives);
@@ -105,12 +117,10 @@ static dq_nccl_result opened(struct dq_nccl_user *user, int device, dqplb_flow *
 		DQ_NCCL_WARN("%s on device %s: no memory for a connection", receives ? "accept" : "connect", dq_nccl_device_name(device));
 		return DQ_NCCL_SYSTEM_ERROR;
 	}
-	pthread_mutex_lock(&dq_nccl_state.lock);
 	comm->next = user->comms;
 	if (comm->next)
 		comm->next->prev = comm;
 	user->comms = comm;
-	pthread_mutex_unlock(&dq_nccl_state.lock);
 	*out = comm;
 	return DQ_NCCL_SUCCESS;
 }
@@ -132,9 +142,23 @@ static void end_comm(struct dq_nccl_comm *comm)
 dq_nccl_result dq_nccl_close_comm(struct dq_nccl_comm *comm)
 {
 	pthread_mutex_lock(&dq_nccl_state.lock);
-	end_comm(comm);
+	if (!dq_nccl_state.ended)
+		end_comm(comm);
 	pthread_mutex_unlock(&dq_nccl_state.lock);
 	return DQ_NCCL_SUCCESS;
+}
+
+/* "connect to host h2", for messages; the handle is as listen() made it. */
+static const char *connect_to(const void *handle, char *text, size_t bytes)
+{
+	char host[64];
+	dqplb_handle h;
+
+	memcpy(&h, handle, sizeof h);
+	if (dqplb_handle_host(&h, host, sizeof host) != DQPLB_OK)
+		return "connect";
+	snprintf(text, bytes, "connect to host %s", host);
+	return text;
 }
 
 static dq_nccl_result late(const char *what, int device)
@@ -147,12 +171,12 @@ static dq_nccl_result late(const char *what, int device)
 
 /* --- accept --------------------------------------------------------------------------------------------------------- */
 
-dq_nccl_result dq_nccl_accept(struct dq_nccl_listener *l, void **out)
+/* State lock held. */
+static dq_nccl_result do_accept(struct dq_nccl_listener *l, void **out)
 {
 	dqplb_result result;
 	int done, status;
 
-	*out = NULL;
 	if (!l->deadline)
 		l->deadline = now_ns() + dq_nccl_state.settings.connect_timeout_ns;
 	if (!l->accept) {
@@ -173,6 +197,18 @@ dq_nccl_result dq_nccl_accept(struct dq_nccl_listener *l, void **out)
 	if (result.status != DQPLB_OK)
 		return dq_nccl_fail(result.status, "accept", l->device);
 	return opened(l->user, l->device, result.flow, true, out);
+}
+
+dq_nccl_result dq_nccl_accept(struct dq_nccl_listener *l, void **out)
+{
+	dq_nccl_result rc = DQ_NCCL_SYSTEM_ERROR;
+
+	*out = NULL;
+	pthread_mutex_lock(&dq_nccl_state.lock);
+	if (!dq_nccl_state.ended)
+		rc = do_accept(l, out);
+	pthread_mutex_unlock(&dq_nccl_state.lock);
+	return rc;
 }
 
 /* --- connect -------------------------------------------------------------------------------------------------------- */
@@ -261,22 +297,17 @@ static dq_nccl_result begin(struct dq_nccl_user *user, int device, void *handle)
 	return dq_nccl_fail(status, "connect", device);
 }
 
-dq_nccl_result dq_nccl_connect(struct dq_nccl_user *user, int device, void *handle, void **out)
+/* State lock held. */
+static dq_nccl_result do_connect(struct dq_nccl_user *user, int device, void *handle, void **out)
 {
-	dq_nccl_result rc = DQ_NCCL_SUCCESS;
+	struct dq_nccl_pending *p = find(user, handle);
 	dqplb_flow *flow = NULL;
 	dqplb_result result;
-	struct dq_nccl_pending *p;
+	char what[96];
 	int done = 0, status = DQPLB_OK;
 
-	*out = NULL;
-	pthread_mutex_lock(&dq_nccl_state.lock);
-	p = find(user, handle);
-	if (!p) {
-		rc = begin(user, device, handle);
-		pthread_mutex_unlock(&dq_nccl_state.lock);
-		return rc;
-	}
+	if (!p)
+		return begin(user, device, handle);
 	device = p->device;
 	if (p->request) {
 		status = dqplb_test(p->request, &done, &result);
@@ -289,25 +320,36 @@ dq_nccl_result dq_nccl_connect(struct dq_nccl_user *user, int device, void *hand
 	/* The daemon's own patience with a peer that does not answer is short; how long to wait is decided here. */
 	if (done && status == DQPLB_ERR_TIMEOUT)
 		status = DQPLB_OK;
-	if (!flow && status == DQPLB_OK && now_ns() >= p->deadline) {
+	if (flow) {
+		forget(user, p, handle);
+		return opened(user, device, flow, false, out);
+	}
+	if (status == DQPLB_OK && now_ns() >= p->deadline) {
 		if (p->request)
 			dqplb_abandon(p->request);
 		forget(user, p, handle);
-		rc = late("connect", device);
-	} else if (!flow && status == DQPLB_OK && !p->request) {
+		return late(connect_to(handle, what, sizeof what), device);
+	}
+	if (status == DQPLB_OK && !p->request)
 		status = post(user, p);
-		if (status == DQPLB_ERR_AGAIN)
-			status = DQPLB_OK;
-	}
-	if (flow || status != DQPLB_OK) {
-		if (status != DQPLB_OK && p->request)
-			dqplb_abandon(p->request);
-		forget(user, p, handle);
-	}
+	if (status == DQPLB_OK || status == DQPLB_ERR_AGAIN)
+		return DQ_NCCL_SUCCESS;
+	if (p->request)
+		dqplb_abandon(p->request);
+	forget(user, p, handle);
+	return dq_nccl_fail(status, connect_to(handle, what, sizeof what), device);
+}
+
+dq_nccl_result dq_nccl_connect(struct dq_nccl_user *user, int device, void *handle, void **out)
+{
+	dq_nccl_result rc = DQ_NCCL_SYSTEM_ERROR;
+
+	*out = NULL;
+	pthread_mutex_lock(&dq_nccl_state.lock);
+	if (!dq_nccl_state.ended)
+		rc = do_connect(user, device, handle, out);
 	pthread_mutex_unlock(&dq_nccl_state.lock);
-	if (status != DQPLB_OK)
-		return dq_nccl_fail(status, "connect", device);
-	return flow ? opened(user, device, flow, false, out) : rc;
+	return rc;
 }
 
 void dq_nccl_drop_pending(struct dq_nccl_user *user)

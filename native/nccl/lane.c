@@ -115,11 +115,15 @@ void dq_nccl_lane_hint(struct dq_nccl_lane *lane)
 		peers = u->peers > peers ? u->peers : peers;
 		flows = u->flows > flows ? u->flows : flows;
 	}
-	if (peers == lane->peers && flows == lane->flows)
+	if (peers == lane->peers && flows == lane->flows) {
+		atomic_store_explicit(&lane->hint_owed, false, memory_order_relaxed);
 		return;
-	/* Not now, when the socket is in use: the next change tries again, and a hint is no more than that. */
-	if (dqplb_hint(lane->ctx, (uint32_t)peers, (uint32_t)flows) == DQPLB_OK) {
+	}
+	/* Not now, when the socket is in use: the library's next word tries again, whatever it says. */
+	const int status = dqplb_hint(lane->ctx, (uint32_t)peers, (uint32_t)flows);
+	if (status == DQPLB_OK) {
 		lane->peers = peers;
 		lane->flows = flows;
 	}
+	atomic_store_explicit(&lane->hint_owed, status == DQPLB_ERR_AGAIN, memory_order_relaxed);
 }

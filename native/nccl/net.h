@@ -71,6 +71,7 @@ struct dq_nccl_lane {
 	uint32_t room;                   /* requests that may be outstanding */
 	_Atomic uint32_t sends, recvs;   /* outstanding */
 	int32_t peers, flows;            /* hint that the daemon has */
+	_Atomic bool hint_owed;          /* a newer one could not be told yet */
 	dqplb_mem *nothing;              /* for empty messages without memory */
 };
 /* State lock held for all. */
@@ -107,6 +108,7 @@ struct dq_nccl_state {
 	struct dq_nccl_settings settings;
 	struct dq_nccl_user *users;
 	struct dq_nccl_user *shared;     /* of the versions before v11, whose init() has no context */
+	bool ended;                      /* the process ends: listen, connect, accept and close do nothing any more */
 };
 extern struct dq_nccl_state dq_nccl_state;
 dq_nccl_result dq_nccl_init(void **out, uint64_t communicator, dq_nccl_logger logger);

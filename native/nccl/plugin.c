@@ -114,21 +114,21 @@ dq_nccl_result dq_nccl_finalize(struct dq_nccl_user *user)
 }
 
 /*
- * The library may be about to be unmapped. Versions before v11 know no finalize(), so their user ends here; not when something of
- * it is open: then this is the end of the process, whose other threads may be in the middle of a call.
+ * The library may be about to be unmapped. Versions before v11 know no finalize(), so their user ends here. But it may be the end
+ * of the process, too, whose other threads go on: those that connect see `ended` under the state lock; those that drive a comm take
+ * no lock, so with a comm open everything is left to the kernel.
  */
 __attribute__((destructor)) static void end(void)
 {
-	struct dq_nccl_user *user;
-	bool unused;
-
 	if (pthread_mutex_trylock(&dq_nccl_state.lock) != 0)
 		return;
-	user = dq_nccl_state.shared;
-	unused = user && !user->comms && !user->listeners;
+	dq_nccl_state.ended = true;
+	if (dq_nccl_state.shared && !dq_nccl_state.shared->comms) {
+		dq_nccl_drop_pending(dq_nccl_state.shared);
+		user_free(dq_nccl_state.shared);
+		dq_nccl_state.shared = NULL;
+	}
 	pthread_mutex_unlock(&dq_nccl_state.lock);
-	if (unused)
-		dq_nccl_finalize(user);
 }
 
 static int32_t most(int32_t a, int32_t b)
@@ -145,7 +145,8 @@ dq_nccl_result dq_nccl_set_attr(struct dq_nccl_user *user, const struct dq_nccl_
 	const int32_t peers = most(attr->send.max_peers, attr->recv.max_peers), flows = most(attr->send.max_flows, attr->recv.max_flows);
 
 	if (peers <= atomic_load_explicit(&user->peers, memory_order_relaxed) &&
-	    flows <= atomic_load_explicit(&user->flows, memory_order_relaxed))
+	    flows <= atomic_load_explicit(&user->flows, memory_order_relaxed) &&
+	    !atomic_load_explicit(&user->lane->hint_owed, memory_order_relaxed))
 		return DQ_NCCL_SUCCESS;
 	pthread_mutex_lock(&dq_nccl_state.lock);
 	if (known(user)) {

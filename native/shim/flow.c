@@ -145,6 +145,26 @@ int dqplb_flow_query(dqplb_flow *flow, dqplb_flow_info *out)
 	return DQPLB_OK;
 }
 
+int dqplb_handle_host(const dqplb_handle *handle, char *out, size_t bytes)
+{
+	struct dq_handle h;
+	size_t n = 0;
+
+	if (!handle || !out || !bytes)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_handle_host: %s", !handle ? "handle is NULL" : !out ? "out is NULL" : "bytes is 0");
+	out[0] = 0;
+	memcpy(&h, handle->bytes, sizeof h);
+	if (h.magic != DQ_HANDLE_MAGIC)
+		return dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_handle_host: the handle starts with 0x%08x, expected 0x%08x", h.magic, DQ_HANDLE_MAGIC);
+	/* It came over a network: only what can be shown. */
+	while (n < sizeof h.host_id - 1 && n < bytes - 1 && h.host_id[n] > ' ' && h.host_id[n] < 0x7f) {
+		out[n] = h.host_id[n];
+		n++;
+	}
+	out[n] = 0;
+	return n ? DQPLB_OK : dq_shim_fail(DQPLB_ERR_INVALID, "dqplb_handle_host: the handle names no host");
+}
+
 /* --- listeners --- */
 
 void dq_shim_listener_settle(dqplb_listener *listener)

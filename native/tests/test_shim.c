@@ -317,6 +317,16 @@ static void test_arguments_are_checked(void **state)
 	memset(&h, 0, sizeof h);
 	assert_int_equal(dqplb_connect(a, 0, &h, &q), DQPLB_ERR_INVALID);
 	text_has("128 bytes");
+	char host[8];
+	assert_int_equal(dqplb_handle_host(&h, host, sizeof host), DQPLB_ERR_INVALID);
+	assert_int_equal(dqplb_handle_host(&h, host, 0), DQPLB_ERR_INVALID);
+	assert_string_equal(host, "");
+	struct dq_handle named = {.magic = DQ_HANDLE_MAGIC, .version = DQ_HANDLE_VERSION, .host_id = "h2.rack\n17"};
+	memcpy(h.bytes, &named, sizeof named);
+	ok(dqplb_handle_host(&h, host, sizeof host));
+	assert_string_equal(host, "h2.rack"); /* what can be shown, and what there is room for */
+	ok(dqplb_handle_host(&h, host, 3));
+	assert_string_equal(host, "h2");
 	struct dq_handle other = {.magic = DQ_HANDLE_MAGIC, .version = 9};
 	memcpy(h.bytes, &other, sizeof other);
 	assert_int_equal(dqplb_connect(a, 0, &h, &q), DQPLB_ERR_VERSION);
