@@ -45,6 +45,7 @@ static struct nccl_host {
 	bool clients[1024];  /* by the engine's number: not all of it is released yet */
 	_Atomic unsigned client_count;
 	struct need needs[NEEDS];
+	_Atomic uint32_t hinted_peers, hinted_flows;
 	uint32_t vcs[VCS];   /* to the other host: those that nccl_hosts_cut() closes */
 	unsigned vc_count;
 } hosts[NCCL_HOSTS_MAX];
@@ -246,7 +247,7 @@ static void serve_attach(struct nccl_host *h, struct connection *c, const struct
 
 static void serve_devices(struct nccl_host *h, struct connection *c)
 {
-	struct dq_client_reply reply = {.arg0 = 1};
+	struct dq_client_reply reply = {.arg0 = 1, .arg1 = max_flows};
 	struct dq_engine_device d;
 	struct dq_device_info info = {.numa_node = -1, .latency_ns = 12345};
 
@@ -269,7 +270,9 @@ static void serve_memory(struct nccl_host *h, struct connection *c, const struct
 	uint32_t mem = 0;
 	int rc, fd = -1;
 
-	if (q->type == DQ_REQ_MEM_ALLOC)
+	if (q->type == DQ_REQ_MEM_SHARE)
+		rc = dq_engine_mem_share(h->host.engine, c->client, (uint32_t)q->arg0, (uint32_t)q->arg1, &mem, &reply.arg1, &err);
+	else if (q->type == DQ_REQ_MEM_ALLOC)
 		rc = dq_engine_mem_alloc(h->host.engine, c->client, q->arg0, q->arg1 == 1, &mem, &fd, &reply.arg1, &err);
 	else
 		rc = dq_engine_mem_dmabuf(h->host.engine, c->client, fd_in, q->arg1, q->arg0, &mem, &err);
@@ -306,8 +309,12 @@ static void serve(struct nccl_host *h, struct connection *c)
 		serve_attach(h, c, &q);
 	} else if (q.type == DQ_REQ_DEVICES) {
 		serve_devices(h, c);
-	} else if (q.type == DQ_REQ_MEM_ALLOC || q.type == DQ_REQ_MEM_DMABUF) {
+	} else if (q.type == DQ_REQ_MEM_ALLOC || q.type == DQ_REQ_MEM_DMABUF || q.type == DQ_REQ_MEM_SHARE) {
 		serve_memory(h, c, &q, fd);
+	} else if (q.type == DQ_REQ_HINT) {
+		h->hinted_peers = (uint32_t)q.arg0;
+		h->hinted_flows = (uint32_t)q.arg1;
+		reply_send(c->fd, &reply, q.type, NULL, 0, NULL, 0);
 	} else {
 		reply.status = dq_engine_mem_free(h->host.engine, c->client, (uint32_t)q.arg0) ? DQ_ERR_INVALID : 0;
 		reply_send(c->fd, &reply, q.type, NULL, 0, NULL, 0);
@@ -529,6 +536,12 @@ unsigned nccl_host_memory(unsigned host)
 	}
 	pthread_mutex_unlock(&lock);
 	return sum;
+}
+
+void nccl_host_hint(unsigned host, uint32_t *peers, uint32_t *flows)
+{
+	*peers = hosts[host].hinted_peers;
+	*flows = hosts[host].hinted_flows;
 }
 
 void nccl_host_limits(uint64_t max_memory_bytes, uint32_t flows)

@@ -30,6 +30,7 @@ unsigned nccl_host_clients(unsigned host);      /* attached now, until all of a 
 /* Wait until it has that many. False: not within timeout_s. */
 bool nccl_host_clients_wait(unsigned host, unsigned count, int timeout_s);
 unsigned nccl_host_memory(unsigned host);       /* memory regions that its clients have registered now */
+void nccl_host_hint(unsigned host, uint32_t *peers, uint32_t *flows); /* the last one of a client */
 void nccl_host_limits(uint64_t max_memory_bytes, uint32_t max_flows); /* of clients that attach from now on */
 
 #endif

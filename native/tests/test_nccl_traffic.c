@@ -126,6 +126,8 @@ static void messages_of_a_comm_keep_their_order(void **state)
 		if (job_now_s() > end)
 			job_fail("%u of %u messages arrived; warnings: %s", done_recvs, COUNT, net_log_text());
 	}
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
 	job_close(&p);
 	free(out);
 	free(in);
@@ -152,6 +154,8 @@ static void a_send_longer_than_its_receive_fails(void **state)
 		assert_int_equal(in[i], 1);
 	if (!net_log_has("1001"))
 		job_fail("the warning does not tell the length: %s", net_log_text());
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
 	job_close(&p);
 }
 
@@ -204,6 +208,8 @@ static void receives_are_grouped(void **state)
 		for (int i = 0; i < 2 * n; i++)
 			job_wait(p.from, sends[i], NULL);
 	}
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
 	job_close(&p);
 	free(out);
 	free(in);
@@ -256,6 +262,8 @@ static void no_request_is_back_pressure(void **state)
 		job_wait(p.to, recv, NULL);
 		job_wait(p.from, sends[i], NULL);
 	}
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
 	job_close(&p);
 	free(out);
 	free(in);
@@ -282,6 +290,8 @@ static void a_flush_ends(void **state)
 		job_wait(p.to, request, NULL);
 	job_check(in, sizeof in, 1);
 	job_wait(p.from, send, NULL);
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
 	job_close(&p);
 }
 
@@ -407,6 +417,8 @@ static void flags_follow_their_data(struct job *job, bool ll128, size_t bytes, u
 	}
 	pthread_join(thread, NULL);
 	assert_false(atomic_load(&q.wrong));
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
 	job_close(&p);
 	free(out);
 	free(in);
