@@ -3,14 +3,15 @@
  * nccl_bench: the net plugin as NCCL's proxy thread drives it, between two daemons.
  *
  *     nccl_bench stream   --plugin FILE --near SOCKET --far SOCKET [--message 131072] [--outstanding 8] [--comms 8]
- *                         [--seconds 3] [--warmup-ms 500] [--shim]
+ *                         [--seconds 3] [--warmup-ms 500] [--memory malloc]
  *     nccl_bench pingpong --plugin FILE --near SOCKET --far SOCKET [--message 64] [--rounds 2000] [--warmup 200] [--cpus NEAR,FAR]
  *     nccl_bench comms    --plugin FILE --near SOCKET --far SOCKET [--comms 1000]
- *     nccl_bench register --plugin FILE --near SOCKET [--rounds 2000] [--shim]
+ *     nccl_bench register --plugin FILE --near SOCKET [--rounds 2000] [--memory malloc]
  *
  * Two processes, one a daemon; `register` is one. Each is one thread that asks every comm in turn and yields the CPU when none
- * moved, which is what NCCL's proxy thread does. Memory is the program's own, which is staged, or with --shim that of the
- * library, which nobody copies. Of stream messages the receiver looks at the first and last word.
+ * moved, which is what NCCL's proxy thread does. Memory is the program's own (malloc), which is staged, or the library's (shim),
+ * which nobody copies; `register` also knows a dma-buf, made by /dev/udmabuf, and ends with 77 where there is none. Of stream
+ * messages the receiver looks at the first and last word.
  *
  * Prints one JSON object:
  *     stream    {"memory", "message_bytes", "messages", "seconds", "bytes_per_second"}
@@ -21,6 +22,7 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <malloc.h>
 #include <sched.h>
@@ -31,6 +33,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -42,16 +46,19 @@
 #define AHEAD 4              /* receives posted in advance, in pingpong */
 #define COMMS_MAX 4096
 #define PATIENCE_NS 60000000000ll
+#define SKIPPED 77
 
 struct options {
 	const char *plugin, *near, *far;
 	size_t message;
 	unsigned outstanding, comms;
 	long seconds, warmup_ms, rounds, warmup;
-	bool shim;
+	const char *memory;
 };
 
 static const struct dq_nccl_net_v12 *net;
+static struct dq_nccl_device_handle *offload; /* NCCL offers a place for it; the plugin leaves it alone */
+static dqplb_context *library_context;        /* of this program, for memory of the library */
 static void *net_context;
 static int64_t last_move; /* when something moved: nothing for PATIENCE_NS means that something is broken */
 
@@ -150,11 +157,21 @@ static void read_all(int fd, void *data, size_t bytes)
 	}
 }
 
-/* Memory that exists before it is measured. */
-static unsigned char *memory(size_t bytes)
+/* Memory that exists before it is measured. Freed by the end of the program. */
+static unsigned char *memory(const struct options *o, size_t bytes)
 {
-	unsigned char *p = aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+	unsigned char *p;
+	dqplb_mem *mem;
 
+	if (strcmp(o->memory, "shim") == 0) {
+		/* The socket is the one of the plugin, in the environment. */
+		if ((!library_context && dqplb_open(NULL, &library_context) != DQPLB_OK) ||
+		    dqplb_mem_alloc(library_context, bytes, &mem) != DQPLB_OK)
+			die(dqplb_last_error());
+		p = dqplb_mem_address(mem);
+	} else {
+		p = aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+	}
 	if (!p)
 		die("no memory");
 	memset(p, 1, bytes);
@@ -184,7 +201,7 @@ static void accept_all(void **listeners, void **comms, unsigned count)
 		for (unsigned i = 0; i < count; i++) {
 			if (comms[i])
 				continue;
-			check("accept", net->accept(listeners[i], &comms[i], NULL));
+			check("accept", net->accept(listeners[i], &comms[i], &offload));
 			left += !comms[i];
 		}
 		if (left == before)
@@ -210,7 +227,7 @@ static void connect_all(void **comms, unsigned count, int fd)
 		for (unsigned i = 0; i < count; i++) {
 			if (comms[i])
 				continue;
-			check("connect", net->connect(net_context, 0, handles[i], &comms[i], NULL));
+			check("connect", net->connect(net_context, 0, handles[i], &comms[i], &offload));
 			left += !comms[i];
 		}
 		if (left == before)
@@ -237,7 +254,7 @@ static void comms_start(struct comm *comms, void *const *opened, const struct op
 
 	for (unsigned i = 0; i < o->comms; i++) {
 		comms[i].comm = opened[i];
-		comms[i].bytes = memory(bytes);
+		comms[i].bytes = memory(o, bytes);
 		check("regMr", net->reg_mr(opened[i], comms[i].bytes, bytes, DQ_NCCL_PTR_HOST, &comms[i].mr));
 	}
 }
@@ -368,7 +385,7 @@ static void stream_near(const struct options *o, int fd)
 			idle();
 	}
 	printf("{\"memory\": \"%s\", \"message_bytes\": %zu, \"messages\": %llu, \"seconds\": %.6f, \"bytes_per_second\": %.0f}\n",
-	       o->shim ? "shim" : "malloc", o->message, (unsigned long long)messages, (double)(end - begin) / 1e9,
+	       o->memory, o->message, (unsigned long long)messages, (double)(end - begin) / 1e9,
 	       (double)messages * (double)o->message / ((double)(end - begin) / 1e9));
 	fflush(stdout);
 	for (unsigned i = 0; i < o->comms; i++)
@@ -446,14 +463,14 @@ static void ends_start(struct end *e, const struct options *o, int in_fd, int ou
 	read_all(in_fd, theirs, sizeof theirs);
 	while (!e->send || !e->recv) {
 		if (!e->send)
-			check("connect", net->connect(net_context, 0, theirs, &e->send, NULL));
+			check("connect", net->connect(net_context, 0, theirs, &e->send, &offload));
 		if (!e->recv)
-			check("accept", net->accept(listener, &e->recv, NULL));
+			check("accept", net->accept(listener, &e->recv, &offload));
 		idle();
 	}
 	check("closeListen", net->close_listen(listener));
-	e->out = memory(e->bytes);
-	e->in = memory(AHEAD * e->bytes);
+	e->out = memory(o, e->bytes);
+	e->in = memory(o, AHEAD * e->bytes);
 	check("regMr", net->reg_mr(e->send, e->out, e->bytes, DQ_NCCL_PTR_HOST, &e->send_mr));
 	check("regMr", net->reg_mr(e->recv, e->in, AHEAD * e->bytes, DQ_NCCL_PTR_HOST, &e->recv_mr));
 	for (unsigned i = 0; i < AHEAD; i++)
@@ -559,9 +576,42 @@ static void comms_near(const struct options *o, int in_fd, int out_fd)
 
 /* --- register ----------------------------------------------------------------------------------------------------- */
 
+/* The interface of /dev/udmabuf, stable; its header is not on every build machine. */
+struct udmabuf_request {
+	uint32_t memfd, flags;
+	uint64_t offset, size;
+};
+
+/* A dma-buf of ordinary memory, as the kernel makes one. */
+static int dmabuf(size_t bytes)
+{
+	int device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), memfd = memfd_create("nccl_bench", MFD_CLOEXEC | MFD_ALLOW_SEALING), fd;
+	struct udmabuf_request request = {.memfd = (uint32_t)memfd, .flags = 1 /* close on exec */, .size = bytes};
+
+	if (device < 0) {
+		fprintf(stderr, "nccl_bench: /dev/udmabuf: %s\n", strerror(errno));
+		exit(SKIPPED);
+	}
+	if (memfd < 0 || ftruncate(memfd, (off_t)bytes) != 0 || fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+		die("no memfd");
+	fd = ioctl(device, _IOW('u', 0x42, struct udmabuf_request), &request);
+	if (fd < 0)
+		die("/dev/udmabuf makes no dma-buf");
+	close(device);
+	close(memfd);
+	return fd;
+}
+
+static void reg(void *comm, unsigned char *bytes, size_t size, int fd, void **mr)
+{
+	check("regMr", fd < 0 ? net->reg_mr(comm, bytes, size, DQ_NCCL_PTR_HOST, mr)
+			      : net->reg_mr_dmabuf(comm, bytes, size, DQ_NCCL_PTR_CUDA, 0, fd, mr));
+}
+
 static void register_again(const struct options *o)
 {
 	enum { BATCH = 64, BYTES = 4 << 20 };
+	int fd = -1;
 	void *listener, *send = NULL, *recv = NULL, *first, *mrs[BATCH];
 	int64_t *times = calloc((size_t)o->rounds, sizeof *times);
 	handle_bytes handle;
@@ -572,32 +622,32 @@ static void register_again(const struct options *o)
 	check("listen", net->listen(net_context, 0, handle, &listener));
 	while (!send || !recv) {
 		if (!send)
-			check("connect", net->connect(net_context, 0, handle, &send, NULL));
+			check("connect", net->connect(net_context, 0, handle, &send, &offload));
 		if (!recv)
-			check("accept", net->accept(listener, &recv, NULL));
+			check("accept", net->accept(listener, &recv, &offload));
 		idle();
 	}
-	bytes = memory(BYTES);
-	check("regMr", net->reg_mr(recv, bytes, BYTES, DQ_NCCL_PTR_HOST, &first));
+	if (strcmp(o->memory, "dmabuf") == 0)
+		fd = dmabuf(BYTES);
+	bytes = fd < 0 ? memory(o, BYTES) : (unsigned char *)(uintptr_t)0x7f0000000000; /* a GPU's address: nobody follows it */
+	reg(recv, bytes, BYTES, fd, &first);
 	for (long i = 0; i < o->rounds; i++) {
 		int64_t begin = now_ns();
 
 		for (int k = 0; k < BATCH; k++)
-			check("regMr", net->reg_mr(recv, bytes, BYTES, DQ_NCCL_PTR_HOST, &mrs[k]));
+			reg(recv, bytes, BYTES, fd, &mrs[k]);
 		times[i] = (now_ns() - begin) / BATCH;
 		for (int k = 0; k < BATCH; k++)
 			check("deregMr", net->dereg_mr(recv, mrs[k]));
 	}
 	qsort(times, (size_t)o->rounds, sizeof *times, by_value);
-	printf("{\"memory\": \"%s\", \"rounds\": %ld, \"ns\": %lld}\n", o->shim ? "shim" : "malloc", o->rounds,
-	       (long long)times[o->rounds / 2]);
+	printf("{\"memory\": \"%s\", \"rounds\": %ld, \"ns\": %lld}\n", o->memory, o->rounds, (long long)times[o->rounds / 2]);
 	check("deregMr", net->dereg_mr(recv, first));
 	check("closeSend", net->close_send(send));
 	check("closeRecv", net->close_recv(recv));
 	check("closeListen", net->close_listen(listener));
 	check("finalize", net->finalize(net_context));
 	free(times);
-	free(bytes);
 }
 
 /* --- main --------------------------------------------------------------------------------------------------------- */
@@ -639,10 +689,10 @@ int main(int argc, char **argv)
 		{"outstanding", required_argument, NULL, 'o'}, {"comms", required_argument, NULL, 'C'},
 		{"seconds", required_argument, NULL, 's'},     {"warmup-ms", required_argument, NULL, 'W'},
 		{"rounds", required_argument, NULL, 'r'},      {"warmup", required_argument, NULL, 'w'},
-		{"cpus", required_argument, NULL, 'c'},        {"shim", no_argument, NULL, 'S'},
+		{"cpus", required_argument, NULL, 'c'},        {"memory", required_argument, NULL, 'M'},
 		{NULL, 0, NULL, 0},
 	};
-	struct options o = {.outstanding = 8, .seconds = 3, .warmup_ms = 500, .rounds = 2000, .warmup = 200};
+	struct options o = {.memory = "malloc", .outstanding = 8, .seconds = 3, .warmup_ms = 500, .rounds = 2000, .warmup = 200};
 	int option, to_far[2], to_near[2], wstatus, near_cpu = -1, far_cpu = -1;
 	const char *mode = argc > 1 ? argv[1] : "";
 	const bool stream = strcmp(mode, "stream") == 0, pingpong = strcmp(mode, "pingpong") == 0, comms = strcmp(mode, "comms") == 0;
@@ -664,7 +714,13 @@ int main(int argc, char **argv)
 		case 'W': o.warmup_ms = number(optarg, 0, 60000, "--warmup-ms"); break;
 		case 'r': o.rounds = number(optarg, 1, 100000000, "--rounds"); break;
 		case 'w': o.warmup = number(optarg, 0, 100000000, "--warmup"); break;
-		case 'S': o.shim = true; break;
+		case 'M':
+			o.memory = optarg;
+			if (strcmp(optarg, "malloc") != 0 && strcmp(optarg, "shim") != 0 && (!alone || strcmp(optarg, "dmabuf") != 0)) {
+				fprintf(stderr, "nccl_bench: --memory is '%s'; expected malloc or shim%s\n", optarg, alone ? ", or dmabuf" : "");
+				return 2;
+			}
+			break;
 		case 'c':
 			if (sscanf(optarg, "%d,%d", &near_cpu, &far_cpu) != 2) {
 				fprintf(stderr, "nccl_bench: --cpus is '%s'; expected two CPU numbers: NEAR,FAR\n", optarg);
@@ -677,7 +733,7 @@ int main(int argc, char **argv)
 	if (!(stream || pingpong || comms || alone) || !o.plugin || !o.near || (!alone && !o.far) || optind != argc) {
 		fprintf(stderr, "usage: nccl_bench stream|pingpong|comms|register --plugin FILE --near SOCKET --far SOCKET [--message BYTES] "
 				"[--outstanding N] [--comms N] [--seconds N] [--warmup-ms N] [--rounds N] [--warmup N] [--cpus NEAR,FAR] "
-				"[--shim]\n");
+				"[--memory malloc|shim|dmabuf]\n");
 		return 2;
 	}
 	if (alone) {

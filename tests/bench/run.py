@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ sys.path.append(str(ROOT))
 from tests.bench.rows import Row, table, write_rows  # noqa: E402
 
 MIB: Final = 2**20
+SKIPPED: Final = 77
+"""Exit code of a program that cannot run on this machine."""
 
 # What the throughput rows fix, so that both sides of a ratio do the same.
 PINNED_SEGMENT: Final = "64KiB"
@@ -51,6 +54,10 @@ class Unavailable(Exception):
     """Something that a row needs is not on this machine."""
 
 
+class Skipped(Unavailable):
+    """A program says so itself, by its exit code."""
+
+
 @dataclass(slots=True)
 class Bench:
     """What the measurements share."""
@@ -63,12 +70,14 @@ class Bench:
     def tool(self, name: str, *arguments: object, timeout: float = 300) -> dict[str, Any]:
         """Run a program that prints one JSON object.
 
-        :raises Unavailable: it was not built.  :raises RuntimeError: it failed.
+        :raises Unavailable: it was not built.  :raises Skipped: it cannot run here.  :raises RuntimeError: it failed.
         """
         path = self.tools / name
         if not path.exists():
             raise Unavailable(f"{path} was not built")
         done = subprocess.run([str(path), *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+        if done.returncode == SKIPPED:
+            raise Skipped(done.stderr.strip())
         if done.returncode != 0:
             raise RuntimeError(f"{name} {' '.join(map(str, arguments))}: {done.stderr.strip() or done.returncode}")
         parsed: dict[str, Any] = json.loads(done.stdout)
@@ -492,6 +501,117 @@ def flows(bench: Bench) -> None:
     ]
 
 
+# --------------------------------------------------------------------------------------------------------------- nccl
+
+NCCL_MESSAGES: Final = {"128KiB": 128 * 1024, "512KiB": 512 * 1024}
+NCCL_STREAM: Final = ("--outstanding", 8, "--comms", 8)
+NCCL_COMMS: Final = 1000
+
+
+def nccl_plugin(bench: Bench) -> Path:
+    """The net plugin that was built with the tools.  :raises Unavailable: it was not."""
+    file = bench.tools.parent / "nccl" / "libnccl-net-dqplb.so"
+    if not file.exists():
+        raise Unavailable(f"{file} was not built")
+    return file
+
+
+def nccl(bench: Bench) -> None:
+    """The NCCL net plugin as NCCL's proxy drives it, beside plain TCP and beside the library that it uses."""
+    plugin = ("--plugin", nccl_plugin(bench))
+    seconds = bench.seconds
+    nccl_stream(bench, plugin, seconds)
+    nccl_pingpong(bench, plugin, 500 * seconds)
+
+    with pair() as (near, far, _):
+        opened: list[dict[str, Any]] = []
+        for _ in range(bench.repetitions):
+            ends = ("--near", near, "--far", far)
+            opened.append(bench.tool("nccl_bench", "comms", *plugin, *ends, "--comms", NCCL_COMMS))
+    seconds_open = statistics.median(one["seconds"] for one in opened)
+    heap = statistics.median(max(one["bytes_near"], one["bytes_far"]) for one in opened)
+    note = f"{NCCL_COMMS} comms, listened for, connected and accepted"
+    bench.rows += [
+        Row("nccl.open_1000", "s", round(seconds_open, 4), None, 1, "low", "value", note=note),
+        Row("nccl.comm_memory", "bytes a comm", heap, None, 4096, "low", "value", note="heap of the process"),
+    ]
+
+    with pair() as (near, _, _):
+        for memory in ("shim", "dmabuf"):
+            row = Row(f"nccl.register_again_{memory}", "ns", None, None, 5000, "low", "value")
+            bench.rows.append(row)
+            try:
+                arguments = ("--near", near, "--memory", memory, "--rounds", 500)
+                found = medians(
+                    bench.repetitions,
+                    {"ns": lambda: float(bench.tool("nccl_bench", "register", *plugin, *arguments)["ns"])},  # noqa: B023
+                )
+            except Skipped as missing:
+                row.note = f"not measured: {missing}"
+            else:
+                row.value = found["ns"]
+                row.note = "known already, and looked at whether it is the same"
+
+
+def nccl_stream(bench: Bench, plugin: tuple[object, ...], seconds: int) -> None:
+    """Eight comms with eight messages each, from the program's own memory and from the library's."""
+    reference = ("--connections", 8, "--message", 64 * MIB, "--segment", 65536, "--outstanding", 16)
+    with pair() as (near, far, _):
+        ends = ("--near", near, "--far", far, "--seconds", seconds)
+
+        def stream(message: int, memory: str) -> float:
+            more = (*NCCL_STREAM, "--message", message, "--memory", memory)
+            return float(bench.tool("nccl_bench", "stream", *plugin, *ends, *more)["bytes_per_second"])
+
+        def staged() -> float:
+            arguments = (*ends, "--staged", "--outstanding", 4)
+            return float(bench.tool("shim_stream", *arguments)["bytes_per_second"])
+
+        def plain() -> float:
+            return float(bench.tool("tcp_reference", *reference, "--seconds", seconds)["bytes_per_s"])
+
+        measures: dict[str, Callable[[], float]] = {"reference": plain, "staged": staged}
+        for name, message in NCCL_MESSAGES.items():
+            for memory in ("malloc", "shim"):
+                measures[f"{memory} {name}"] = partial(stream, message, memory)
+        found = medians(bench.repetitions, measures)
+    what = "8 comms, 8 messages each"
+    for name in NCCL_MESSAGES:
+        own, zero_copy = found[f"malloc {name}"], found[f"shim {name}"]
+        tcp = f"{what}; of 8 plain TCP connections"
+        bench.rows += [
+            Row(f"nccl.staged_{name}", "bytes/s", own, found["reference"], 0.5, note=tcp),
+            Row(
+                f"nccl.staged_{name}_of_shim", "bytes/s", own, found["staged"], 0.9, note="of the library's own, staged"
+            ),
+            Row(f"nccl.shim_{name}", "bytes/s", zero_copy, found["reference"], 0.8, note=tcp),
+        ]
+
+
+def nccl_pingpong(bench: Bench, plugin: tuple[object, ...], rounds: int) -> None:
+    """64 B there and back, beside the library's own ping-pong, each end on a CPU of its own."""
+    row = Row("nccl.round_trip_64B", "ns", None, None, 1.15, "low", note="each end on its CPU; of the library's own")
+    bench.rows.append(row)
+    available = sorted(os.sched_getaffinity(0))
+    if len(available) < 2:
+        row.note = "not measured: one CPU, and two ends need one each"
+        return
+    cpus = (available[0], available[1])
+    where = ("--cpus", f"{cpus[0]},{cpus[1]}")
+    with pair(None, cpus) as (near, far, _):
+        ends = ("--near", near, "--far", far, "--rounds", rounds, *where)
+        found = medians(
+            bench.repetitions,
+            {
+                "shim": lambda: float(bench.tool("shim_pingpong", *ends, "--bytes", 64)["p50_ns"]),
+                "plugin": lambda: float(
+                    bench.tool("nccl_bench", "pingpong", *plugin, *ends, "--message", 64)["p50_ns"]
+                ),
+            },
+        )
+    row.value, row.reference = found["plugin"], found["shim"]
+
+
 # --------------------------------------------------------------------------------------------------------------- main
 
 PARTS: Final[dict[str, Callable[[Bench], None]]] = {
@@ -501,6 +621,7 @@ PARTS: Final[dict[str, Callable[[Bench], None]]] = {
     "idle": idle,
     "recompute": recompute,
     "flows": flows,
+    "nccl": nccl,
 }
 
 

@@ -33,12 +33,14 @@ class NativeTest:
     """One test as Meson knows it.
 
     :ivar environment: what it needs beyond that of its caller.  :ivar timeout_s: without valgrind.
+    :ivar targets: what must be built for it: its program, and what that loads.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     timeout_s: float
+    targets: tuple[str, ...]
 
 
 def tests(build: str) -> list[NativeTest]:
@@ -47,11 +49,20 @@ def tests(build: str) -> list[NativeTest]:
     :param build: key of BUILDS.
     :raises FileNotFoundError: it was not built.
     """
-    listing = ROOT / "build" / build / "meson-info/intro-tests.json"
+    folder = ROOT / "build" / build / "meson-info"
+    listing = folder / "intro-tests.json"
     if not listing.is_file():
         raise FileNotFoundError(f"{listing} is not there; build the C tests on the host: python tests/vm/native.py")
+    targets = json.loads((folder / "intro-targets.json").read_text(encoding="utf-8"))
+    names = {target["id"]: target["name"] for target in targets}
     return [
-        NativeTest(one["name"], tuple(one["cmd"]), one["env"], float(one["timeout"]))
+        NativeTest(
+            one["name"],
+            tuple(one["cmd"]),
+            one["env"],
+            float(one["timeout"]),
+            tuple(names[target] for target in one["depends"]),
+        )
         for one in json.loads(listing.read_text(encoding="utf-8"))
         if SUITE in (suite.rpartition(":")[2] for suite in one["suite"])
     ]
@@ -109,9 +120,9 @@ def build_all(jobs: int) -> None:
             meson("setup", str(folder), "-Dpython=false", "-Dtests=true", *options)
         built: list[str] = []
         # Compiling also configures anew where that is due, and then there may be other tests.
-        while (programs := sorted({Path(test.command[0]).name for test in tests(name)})) != built:
-            meson("compile", "-C", str(folder), "-j", str(jobs), *programs)
-            built = programs
+        while (wanted := sorted({target for test in tests(name) for target in test.targets})) != built:
+            meson("compile", "-C", str(folder), "-j", str(jobs), *wanted)
+            built = wanted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
