@@ -48,6 +48,7 @@ struct peer_mem {
 	uint8_t *base; /* NULL: unused */
 	uint64_t bytes;
 	bool staging;
+	bool alias;    /* of another client's: not to be unmapped here */
 };
 
 struct peer_client {
@@ -88,6 +89,7 @@ struct peer {
 	_Atomic int refuse_listen;    /* status for LISTEN */
 	_Atomic uint64_t quota;       /* bytes of memory; 0: no limit */
 
+	_Atomic uint32_t flushes, hint_peers, hint_flows;
 	_Atomic uint32_t wakes, event_wakes, gone, staging_chunks, mems, flows_open, closes, taken, mem_frees;
 	_Atomic uint32_t pokes_seen, pokes;
 	uint64_t used_bytes;
@@ -261,6 +263,17 @@ static void peer_close_flow(struct peer *p, struct peer_flow *f, int status_othe
 	p->flows_open--;
 }
 
+static void peer_opened(struct peer_client *c, uint64_t request, uint32_t flow)
+{
+	struct dq_completion_opened opened = {.request = request, .flow = flow, .device = 1, .path_class = DQ_CLASS_ZONE};
+	struct dq_completion done;
+
+	/* As long as it can be, and as a daemon that forgets the end would send it. */
+	memset(opened.peer, 'h', sizeof opened.peer);
+	memcpy(&done, &opened, sizeof done);
+	peer_complete(c, &done);
+}
+
 static bool peer_client_ring(struct peer *p, int client);
 
 static void peer_connect(struct peer *p, int client, const struct dq_submission *s, const struct dq_handle *h)
@@ -290,8 +303,8 @@ static void peer_connect(struct peer *p, int client, const struct dq_submission 
 		struct peer_flow *a = peer_new_flow(p, client), *b = peer_new_flow(p, (int)h->client);
 		a->other = b;
 		b->other = a;
-		peer_complete(c, &(struct dq_completion){.request = s->request, .flow = peer_flow_id(p, a)});
-		peer_complete(to, &(struct dq_completion){.request = to->ops[i].request, .flow = peer_flow_id(p, b)});
+		peer_opened(c, s->request, peer_flow_id(p, a));
+		peer_opened(to, to->ops[i].request, peer_flow_id(p, b));
 		peer_remove_op(to, (uint32_t)i);
 		return;
 	}
@@ -310,8 +323,8 @@ static void peer_accept(struct peer *p, int client, const struct dq_submission *
 			struct peer_flow *a = peer_new_flow(p, k), *b = peer_new_flow(p, client);
 			a->other = b;
 			b->other = a;
-			peer_complete(from, &(struct dq_completion){.request = from->ops[i].request, .flow = peer_flow_id(p, a)});
-			peer_complete(c, &(struct dq_completion){.request = s->request, .flow = peer_flow_id(p, b)});
+			peer_opened(from, from->ops[i].request, peer_flow_id(p, a));
+			peer_opened(c, s->request, peer_flow_id(p, b));
 			peer_remove_op(from, i);
 			return;
 		}
@@ -408,6 +421,10 @@ static void peer_operation(struct peer *p, int client, const struct dq_submissio
 	case DQ_OP_NOTIFY:
 		peer_keep_op(c, s);
 		peer_notify(p, f);
+		break;
+	case DQ_OP_FLUSH:
+		peer_status(c, s, peer_range(c, s->mem, s->offset, 1) ? DQ_OK : DQ_ERR_INVALID);
+		p->flushes++;
 		break;
 	case DQ_OP_EXPORT:
 		for (i = 1; i < PEER_REGIONS && c->regions[i].flow; i++)
@@ -538,10 +555,34 @@ static void peer_alloc(struct peer *p, int client, const struct dq_client_reques
 	close(fd);
 }
 
+/* The owner must outlive it: nothing is mapped a second time. */
+static void peer_share(struct peer *p, int client, const struct dq_client_request *q)
+{
+	struct peer_client *c = &p->clients[client];
+	const struct peer_mem *m = q->arg0 < PEER_CLIENTS && q->arg1 < PEER_MEMS ? &p->clients[q->arg0].mems[q->arg1] : NULL;
+	struct dq_client_reply reply = {0};
+	uint32_t id = 0;
+
+	while (id < PEER_MEMS && c->mems[id].base)
+		id++;
+	if (!m || !m->base || m->staging || id == PEER_MEMS) {
+		reply.status = DQ_ERR_PERMISSION;
+		snprintf(reply.text, sizeof reply.text, "no such memory");
+	} else {
+		c->mems[id] = (struct peer_mem){.base = m->base, .bytes = m->bytes, .alias = true};
+		p->mems++;
+		reply.arg0 = id;
+		reply.arg1 = m->bytes;
+	}
+	peer_reply(c, &reply, DQ_REQ_MEM_SHARE, NULL, 0, NULL, 0);
+}
+
 static void peer_drop_mem(struct peer *p, struct peer_mem *m)
 {
-	munmap(m->base, m->bytes);
-	p->used_bytes -= m->bytes;
+	if (!m->alias) {
+		munmap(m->base, m->bytes);
+		p->used_bytes -= m->bytes;
+	}
 	p->staging_chunks -= m->staging;
 	p->mems--;
 	memset(m, 0, sizeof *m);
@@ -591,7 +632,8 @@ static void peer_leave(struct peer *p, int client)
 static void peer_request(struct peer *p, int client)
 {
 	static const struct dq_device_info devices[2] = {
-		{.name = "peer0", .provider = "tcp", .speed_bps = 10000000000u, .latency_ns = 1234, .rail = 3, .numa_node = -1, .mtu = 1500, .up = 1},
+		{.name = "peer0", .provider = "tcp", .speed_bps = 10000000000u, .latency_ns = 1234, .rail = 3, .numa_node = -1, .mtu = 1500, .up = 1,
+		 .port = 2},
 		{.name = "peer1", .provider = "tcp", .speed_bps = 25000000000u, .rail = 4, .numa_node = 0, .mtu = 9000, .up = 0},
 	};
 	struct peer_client *c = &p->clients[client];
@@ -613,6 +655,7 @@ static void peer_request(struct peer *p, int client)
 		break;
 	case DQ_REQ_DEVICES:
 		reply.arg0 = 2;
+		reply.arg1 = PEER_FLOWS;
 		peer_reply(c, &reply, DQ_REQ_DEVICES, devices, sizeof devices, NULL, 0);
 		break;
 	case DQ_REQ_MEM_ALLOC:
@@ -626,6 +669,14 @@ static void peer_request(struct peer *p, int client)
 		break;
 	case DQ_REQ_MEM_FREE:
 		peer_free(p, client, &q);
+		break;
+	case DQ_REQ_MEM_SHARE:
+		peer_share(p, client, &q);
+		break;
+	case DQ_REQ_HINT:
+		p->hint_flows = (uint32_t)q.arg1;
+		p->hint_peers = (uint32_t)q.arg0;
+		peer_reply(c, &reply, DQ_REQ_HINT, NULL, 0, NULL, 0);
 		break;
 	default:
 		reply.status = DQ_ERR_DEVICE;
@@ -829,7 +880,7 @@ static void peer_stop(struct peer *p)
 		if (c->base)
 			munmap(c->base, c->map_bytes);
 		for (int i = 0; i < PEER_MEMS; i++)
-			if (c->mems[i].base)
+			if (c->mems[i].base && !c->mems[i].alias)
 				munmap(c->mems[i].base, c->mems[i].bytes);
 	}
 	close(p->listener);

@@ -202,6 +202,94 @@ static void freed_memory_cancels(void **state)
 	munmap(mb.addr, mb.bytes);
 }
 
+/* Memory of a client for another one: as good as its own, and it outlives the owner's. */
+static void shares_memory(void **state)
+{
+	struct pair *p = *state;
+	struct client other;
+	struct memory ma, mb;
+	struct dq_text err;
+	uint32_t fa, fb, shared, again;
+	uint64_t bytes = 0, recv, send;
+	client_attach(&other, &p->a, "other", 64, 1u << 20, 10);
+	client_memory(&p->ca, 100000, &ma);
+	client_memory(&p->cb, 100000, &mb);
+	assert_int_equal(dq_engine_mem_share(p->a.engine, other.id, p->ca.id, ma.id, &shared, &bytes, &err), 0);
+	assert_int_equal(bytes, 100000);
+	/* Not somebody else's, not what is not there, not beyond the quota. */
+	assert_int_equal(dq_engine_mem_share(p->a.engine, other.id, other.id, ma.id, &again, &bytes, &err), -2);
+	assert_non_null(strstr(err.text, "can be shared"));
+	assert_int_equal(dq_engine_mem_share(p->a.engine, other.id, p->ca.id, 12345, &again, &bytes, &err), -2);
+	for (int i = 0; i < 20; i++)
+		if (dq_engine_mem_share(p->a.engine, other.id, p->ca.id, ma.id, &again, &bytes, &err))
+			break;
+	assert_non_null(strstr(err.text, "quota"));
+
+	client_flow(&other, &p->cb, 1, &fa, &fb);
+	fill(ma.addr, bytes, 9);
+	for (int owner_there = 1; owner_there >= 0; owner_there--) {
+		memset(mb.addr, 0, bytes);
+		recv = client_submit(&p->cb, (struct dq_submission){ .op = DQ_OP_RECV, .flow = fb, .mem = mb.id, .bytes = bytes });
+		send = client_submit(&other, (struct dq_submission){ .op = DQ_OP_SEND, .flow = fa, .mem = shared, .bytes = bytes });
+		assert_int_equal(client_expect(&p->cb, recv).status, DQ_OK);
+		assert_int_equal(client_expect(&other, send).status, DQ_OK);
+		assert_memory_equal(ma.addr, mb.addr, bytes);
+		if (owner_there)
+			assert_int_equal(dq_engine_mem_free(p->a.engine, p->ca.id, ma.id), 0);
+	}
+	munmap(ma.addr, ma.bytes);
+	munmap(mb.addr, mb.bytes);
+	client_detach(&other);
+}
+
+static void flushes(void **state)
+{
+	struct pair *p = *state;
+	struct memory ma, mb;
+	uint32_t fa, fb;
+	client_memory(&p->ca, 4096, &ma);
+	client_memory(&p->cb, 4096, &mb);
+	client_flow(&p->ca, &p->cb, 1, &fa, &fb);
+	const struct {
+		struct dq_submission s;
+		int32_t status;
+	} cases[] = {
+		{ { .op = DQ_OP_FLUSH, .flow = fb, .mem = mb.id, .offset = 4095 }, DQ_OK },
+		{ { .op = DQ_OP_FLUSH, .flow = fb, .mem = mb.id, .offset = 4096 }, DQ_ERR_INVALID },
+		{ { .op = DQ_OP_FLUSH, .flow = fb, .mem = mb.id, .offset = UINT64_MAX }, DQ_ERR_INVALID },
+		{ { .op = DQ_OP_FLUSH, .flow = fb, .mem = 54321 }, DQ_ERR_INVALID },
+		{ { .op = DQ_OP_FLUSH, .flow = fb + 1000, .mem = mb.id }, DQ_ERR_INVALID },
+	};
+	for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+		assert_int_equal(client_expect(&p->cb, client_submit(&p->cb, cases[i].s)).status, cases[i].status);
+	munmap(ma.addr, ma.bytes);
+	munmap(mb.addr, mb.bytes);
+}
+
+/* Both ends learn with whom, over which device and what kind of path. */
+static void a_new_flow_is_described(void **state)
+{
+	struct pair *p = *state;
+	struct dq_profile profile = test_profile;
+	struct dq_completion_opened opened;
+	profile.path_class = DQ_CLASS_BUILDING;
+	assert_int_equal(dq_engine_path_profile(p->a.engine, p->a.path[0], &profile), 0);
+	struct dq_handle h = client_listen(&p->cb, 1);
+	uint64_t accept = client_submit(&p->cb, (struct dq_submission){ .op = DQ_OP_ACCEPT, .flow = 1 });
+	uint64_t connect = client_connect(&p->ca, &h);
+	struct dq_completion c = client_expect(&p->ca, connect);
+	memcpy(&opened, &c, sizeof opened);
+	assert_int_equal(opened.status, DQ_OK);
+	assert_string_equal(opened.peer, "beta");
+	assert_int_equal(opened.device, p->a.device);
+	assert_int_equal(opened.path_class, DQ_CLASS_BUILDING);
+	c = client_expect(&p->cb, accept);
+	memcpy(&opened, &c, sizeof opened);
+	assert_string_equal(opened.peer, "alpha");
+	assert_int_equal(opened.device, p->b.device);
+	assert_int_equal(opened.path_class, DQ_CLASS_UNKNOWN);
+}
+
 static void many_flows(void **state)
 {
 	enum { N = 900 };
@@ -247,6 +335,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(carries_messages_of_all_sizes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(puts_and_notifies, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(freed_memory_cancels, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(shares_memory, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(flushes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_new_flow_is_described, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(many_flows, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_dead_client_hurts_nobody, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_dead_peer_ends_requests, set_up, tear_down),

@@ -235,6 +235,8 @@ static void test_devices(void **state)
 	assert_int_equal(d.rail, 3);
 	assert_int_equal(d.numa_node, -1);
 	assert_int_equal(d.up, 1);
+	assert_int_equal(d.port, 2);
+	assert_int_equal(d.max_flows, PEER_FLOWS);
 	assert_int_equal(dqplb_device_query(ctx, 2, &d), DQPLB_ERR_INVALID);
 	text_has("0 to 1");
 	assert_int_equal(dqplb_device_query(ctx, -1, &d), DQPLB_ERR_INVALID);
@@ -612,6 +614,200 @@ static void test_freed_memory_cancels(void **state)
 	ok(dqplb_send(fa, ma, 0, 4096, 1, &s));
 	assert_int_equal(wait_for(s).status, DQPLB_OK);
 	assert_int_equal(dqplb_wait_any(b, 0) == DQPLB_ERR_DAEMON, 0);
+	dqplb_close(a);
+	dqplb_close(b);
+}
+
+/* Memory of one context is found by its address, and serves another one. */
+static void test_shared_memory(void **state)
+{
+	dqplb_context *owner = open_with(0, 0), *a = open_with(0, 0), *b = open_with(0, 0);
+	uint64_t serial = 0, other = 0;
+	dqplb_mem *mo, *second, *ma, *mb;
+	dqplb_flow *fa, *fb;
+	dqplb_request *s, *r;
+	size_t offset = 0;
+	uint8_t *p;
+
+	(void)state;
+	connect_pair(a, b, &fa, &fb);
+	ok(dqplb_mem_alloc(owner, 8192, &mo));
+	ok(dqplb_mem_alloc(owner, 4096, &second));
+	p = dqplb_mem_address(mo);
+	ok(dqplb_mem_find(p, 8192, &serial, &offset));
+	assert_int_equal(offset, 0);
+	ok(dqplb_mem_find(p + 5000, 10, &other, &offset));
+	assert_int_equal(other, serial);
+	assert_int_equal(offset, 5000);
+	ok(dqplb_mem_find(dqplb_mem_address(second), 1, &other, NULL));
+	assert_true(other != serial);
+	assert_int_equal(dqplb_mem_find(p + 1, 8192, NULL, NULL), DQPLB_ERR_REGION);
+	assert_int_equal(dqplb_mem_find(p - 1, 2, NULL, NULL), DQPLB_ERR_REGION);
+	assert_int_equal(dqplb_mem_find(&serial, sizeof serial, NULL, NULL), DQPLB_ERR_REGION);
+	text_has("dqplb_mem_alloc()");
+	assert_int_equal(dqplb_mem_find(NULL, 0, NULL, NULL), DQPLB_ERR_REGION);
+	assert_int_equal(dqplb_mem_share(a, &serial, sizeof serial, &ma), DQPLB_ERR_REGION);
+
+	/* The whole of it, without an address, and no copy is made. */
+	ok(dqplb_mem_share(a, p + 5000, 10, &ma));
+	assert_null(dqplb_mem_address(ma));
+	assert_int_equal(dqplb_mem_bytes(ma), 8192);
+	ok(dqplb_mem_alloc(b, 8192, &mb));
+	fill(p, 8192, 77);
+	ok(dqplb_recv(fb, mb, 0, 8192, 1, &r));
+	ok(dqplb_send(fa, ma, 0, 8192, 1, &s));
+	assert_int_equal(wait_for(s).status, DQPLB_OK);
+	assert_int_equal(wait_for(r).status, DQPLB_OK);
+	check(dqplb_mem_address(mb), 8192, 77);
+	assert_int_equal(peer->staging_chunks, 0);
+	ok(dqplb_mem_free(ma));
+
+	ok(dqplb_mem_free(second));
+	assert_int_equal(dqplb_mem_find(p, 1, &other, NULL), DQPLB_OK);
+	dqplb_close(owner); /* with mo */
+	assert_int_equal(dqplb_mem_find(p, 1, NULL, NULL), DQPLB_ERR_REGION);
+	dqplb_close(a);
+	dqplb_close(b);
+}
+
+/* What is abandoned ends by itself, and nothing of it is left: neither its place nor what it opened. */
+static void test_abandoned_requests(void **state)
+{
+	dqplb_context *a = open_with(64, 0), *b = open_with(0, 0);
+	uint8_t *to = malloc(4096);
+	dqplb_request *q, *s, *accepting;
+	dqplb_listener *listener;
+	dqplb_handle handle;
+	dqplb_mem *ma, *mb, *staged;
+	dqplb_flow *fa, *fb;
+	dqplb_result result;
+	int done;
+
+	(void)state;
+	connect_pair(a, b, &fa, &fb);
+	ok(dqplb_mem_alloc(a, 4096, &ma));
+	ok(dqplb_mem_alloc(b, 4096, &mb));
+	ok(dqplb_mem_register(a, to, 4096, &staged));
+	assert_int_equal(dqplb_abandon(NULL), DQPLB_ERR_INVALID);
+
+	/* Many times the places of the ring: each comes back. Half of them staged, and that buffer is not touched any more. */
+	memset(to, 0x5a, 4096);
+	for (int i = 0; i < 300; i++) {
+		ok(dqplb_recv(fa, i % 2 ? staged : ma, 0, 4096, (uint64_t)i, &q));
+		ok(dqplb_abandon(q));
+		assert_int_equal(dqplb_abandon(q), DQPLB_ERR_INVALID);
+		assert_int_equal(dqplb_test(q, &done, NULL), DQPLB_ERR_INVALID);
+		ok(dqplb_send(fb, mb, 0, 4096, (uint64_t)i, &s));
+		assert_int_equal(wait_for(s).status, DQPLB_OK);
+	}
+	for (int i = 0; i < 4096; i++)
+		assert_int_equal(to[i], 0x5a);
+
+	/* One that is done already. */
+	ok(dqplb_recv(fa, staged, 0, 4096, 1, &q));
+	ok(dqplb_send(fb, mb, 0, 4096, 1, &s));
+	assert_int_equal(wait_for(s).status, DQPLB_OK);
+	while (dqplb_wait_any(a, 1000) == DQPLB_ERR_TIMEOUT)
+		;
+	ok(dqplb_abandon(q));
+
+	/* A connect that succeeds afterwards, and one that has: the other end sees the flow closed. */
+	for (int before = 0; before < 2; before++) {
+		ok(dqplb_listen(b, 0, &handle, &listener));
+		ok(dqplb_connect(a, 0, &handle, &q));
+		if (before)
+			ok(dqplb_abandon(q));
+		ok(dqplb_accept(listener, &accepting));
+		result = wait_for(accepting);
+		assert_int_equal(result.status, DQPLB_OK);
+		if (!before) {
+			peer_poke(peer);
+			while (dqplb_wait_any(a, 1000) == DQPLB_ERR_TIMEOUT)
+				;
+			ok(dqplb_abandon(q));
+		}
+		ok(dqplb_recv(result.flow, mb, 0, 64, 0, &q));
+		for (done = 0; !done;) {
+			dqplb_wait_any(a, 1); /* its close goes out */
+			ok(dqplb_test(q, &done, &result));
+		}
+		assert_int_equal(result.status, DQPLB_ERR_CLOSED);
+		ok(dqplb_listener_close(listener));
+	}
+
+	/* And those that nothing ever answers go with the context. */
+	ok(dqplb_listen(b, 0, &handle, &listener));
+	ok(dqplb_connect(a, 0, &handle, &q));
+	ok(dqplb_abandon(q));
+	ok(dqplb_recv(fa, staged, 0, 64, 9, &q));
+	ok(dqplb_abandon(q));
+	ok(dqplb_mem_free(staged));
+	free(to);
+	dqplb_close(a);
+	dqplb_close(b);
+}
+
+static void test_questions_and_hints(void **state)
+{
+	dqplb_context *a = open_with(128, 0), *b = open_with(0, 0);
+	dqplb_flow_info flow = {.size = sizeof flow};
+	dqplb_info info = {.size = sizeof info};
+	struct {
+		dqplb_info known;
+		uint64_t more;
+	} later = {.known.size = sizeof later, .more = 5};
+	struct dqplb_info earlier = {.size = offsetof(struct dqplb_info, epoch), .epoch = 7};
+	dqplb_mem *shared, *staged;
+	dqplb_request *q;
+	dqplb_flow *fa, *fb;
+	char byte;
+
+	(void)state;
+	connect_pair(a, b, &fa, &fb);
+	ok(dqplb_query(a, &info));
+	assert_string_equal(info.host_id, "peer");
+	assert_string_equal(info.socket, peer->path);
+	assert_int_equal(info.epoch, PEER_EPOCH);
+	assert_int_equal(info.ring_entries, 128);
+	/* Programs of earlier and later headers. */
+	ok(dqplb_query(a, &later.known));
+	assert_string_equal(later.known.host_id, "peer");
+	assert_int_equal(later.known.size, sizeof info);
+	assert_int_equal(later.more, 0);
+	ok(dqplb_query(a, &earlier));
+	assert_string_equal(earlier.host_id, "peer");
+	assert_int_equal(earlier.epoch, 7);
+	info.size = 3;
+	assert_int_equal(dqplb_query(a, &info), DQPLB_ERR_INVALID);
+	assert_int_equal(dqplb_query(NULL, &info), DQPLB_ERR_INVALID);
+
+	ok(dqplb_flow_query(fa, &flow));
+	assert_int_equal(strlen(flow.peer), DQ_OPENED_PEER_BYTES - 1);
+	assert_string_equal(flow.path_class, "zone");
+	assert_int_equal(flow.device, 1);
+	flow.size = 5000;
+	assert_int_equal(dqplb_flow_query(fa, &flow), DQPLB_ERR_INVALID);
+	assert_int_equal(dqplb_flow_query(NULL, &flow), DQPLB_ERR_INVALID);
+
+	for (uint32_t i = 1; i < 50; i++) {
+		int status;
+
+		while ((status = dqplb_hint(a, i, 2 * i)) == DQPLB_ERR_AGAIN)
+			sched_yield();
+		ok(status);
+	}
+	while (peer->hint_peers != 49)
+		sched_yield();
+	assert_int_equal(peer->hint_flows, 98);
+	ok(dqplb_mem_alloc(a, 64, &shared)); /* the answers do not get in the way of others */
+
+	/* Only device memory needs it. */
+	ok(dqplb_mem_register(a, &byte, 1, &staged));
+	assert_int_equal(dqplb_flush(fa, shared, 0, &q), DQPLB_ERR_INVALID);
+	text_has("dqplb_mem_register_dmabuf()");
+	assert_int_equal(dqplb_flush(fa, staged, 0, &q), DQPLB_ERR_INVALID);
+	assert_int_equal(dqplb_flush(fa, NULL, 0, &q), DQPLB_ERR_INVALID);
+	assert_int_equal(peer->flushes, 0);
 	dqplb_close(a);
 	dqplb_close(b);
 }
@@ -1273,6 +1469,41 @@ static void test_freeing_races_with_arrival(void **state)
 	dqplb_close(b);
 }
 
+/* Abandoned while another thread may be copying: the buffer may be freed afterwards. */
+static void test_abandoning_races_with_arrival(void **state)
+{
+	dqplb_context *a = open_with(0, 0), *b = open_with(0, 0);
+	struct collector collector = {.ctx = b};
+	size_t bytes = 3000000;
+	dqplb_request *s, *r;
+	dqplb_mem *ma, *mb;
+	dqplb_flow *fa, *fb;
+
+	(void)state;
+	sleep_long(a);
+	sleep_long(b);
+	connect_pair(a, b, &fa, &fb);
+	ok(dqplb_mem_alloc(a, bytes, &ma));
+	assert_int_equal(pthread_create(&collector.thread, NULL, collect_thread, &collector), 0);
+	for (int i = 0; i < 40; i++) {
+		uint8_t *to = malloc(bytes);
+
+		ok(dqplb_mem_register(b, to, bytes, &mb));
+		ok(dqplb_recv(fb, mb, 0, bytes, (uint64_t)i, &r));
+		ok(dqplb_send(fa, ma, 0, bytes, (uint64_t)i, &s));
+		for (int k = 0; k < i % 8 * 10; k++)
+			sched_yield();
+		ok(dqplb_abandon(r));
+		ok(dqplb_mem_free(mb));
+		free(to);
+		assert_int_equal(wait_for(s).status, DQPLB_OK);
+	}
+	collector.stop = true;
+	pthread_join(collector.thread, NULL);
+	dqplb_close(a);
+	dqplb_close(b);
+}
+
 int main(void)
 {
 #define with_peer(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -1293,6 +1524,9 @@ int main(void)
 		with_peer(test_idle_staging_goes_back),
 		with_peer(test_staging_quota),
 		with_peer(test_freed_memory_cancels),
+		with_peer(test_shared_memory),
+		with_peer(test_abandoned_requests),
+		with_peer(test_questions_and_hints),
 		with_peer(test_closing_a_flow),
 		with_peer(test_closing_the_context_closes_flows_in_the_regular_way),
 		with_peer(test_closing_many_flows_behind_a_full_ring),
@@ -1308,6 +1542,7 @@ int main(void)
 		with_peer(test_fork),
 		with_peer(test_many_threads),
 		with_peer(test_freeing_races_with_arrival),
+		with_peer(test_abandoning_races_with_arrival),
 	};
 	return cmocka_run_group_tests_name("shim", tests, NULL, NULL);
 }
