@@ -19,7 +19,8 @@
  *
  * Closing a flow: an end first stops posting, waits for what is outstanding, then says FLOW_CLOSE: "I will never write
  * again on this flow". An end that heard it releases its exports and the receives that nobody began to fill; those that
- * were begun follow as soon as all that was written is seen. When an end has said and heard it, and no slot of the flow is
+ * were begun follow as soon as all that was written is seen, and so do sends of which everything was posted: a receiver may
+ * close as soon as it has what it wants. When an end has said and heard it, and no slot of the flow is
  * under way, the flow is gone. So a client that dies hurts no QP.
  *
  * Memory references: each operation holds its memory (an opaque 64-bit value of the owner) until mem_release; that may be

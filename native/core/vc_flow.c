@@ -264,7 +264,8 @@ static void free_all(struct dq_vc *vc, struct dq_list *list, int32_t status)
 		dq_msg_free(vc, list, list->head);
 }
 
-/* Nothing new happens on the flow: requests complete with status, posting stops. What is posted or announced stays. */
+/* Nothing new happens on the flow: requests complete with status, posting stops. What is posted or announced stays; what is in
+ * f->sending, and not half-way, is the caller's to finish. */
 static void stop_all(struct dq_vc *vc, struct dq_flow *f, int32_t status, uint64_t now_ns)
 {
 	for (uint32_t i = f->receives.head; i != DQ_NONE; i = dq_msg_at(vc, i)->node.next)
@@ -280,7 +281,6 @@ static void stop_all(struct dq_vc *vc, struct dq_flow *f, int32_t status, uint64
 	free_all(vc, &f->receives, status);
 	while (!dq_list_empty(&f->ready))
 		dq_msg_stop(vc, f->ready.head, status, now_ns);
-	finish_all(vc, &f->sending, status);
 }
 
 void dq_flow_advance_close(struct dq_vc *vc, uint32_t flow, uint64_t now_ns)
@@ -335,6 +335,7 @@ void dq_flow_close(struct dq_pools *pools, const struct dq_vc_ops *ops, void *us
 	}
 	f->busy = true;
 	stop_all(vc, f, DQ_ERR_CANCELED, now_ns);
+	finish_all(vc, &f->sending, DQ_ERR_CANCELED);
 	finish_all(vc, &f->announced, DQ_ERR_CANCELED);
 	free_all(vc, &f->notifies, DQ_ERR_CANCELED);
 	drop_rtrs(vc, f); /* our FLOW_CLOSE answers them, and the peer may then name their slots anew */
@@ -372,6 +373,8 @@ int dq_flow_on_close(struct dq_vc *vc, const struct dq_message *m, uint64_t now_
 	if (f->close_sent)
 		dq_vc_answered(vc, now_ns);
 	f->busy = true;
+	/* What was posted whole gets there and ends as it would have: the peer may have closed since it has it, and its word can
+	 * be here before the last completion. */
 	stop_all(vc, f, f->peer_reason, now_ns);
 	for (uint32_t i = f->announced.head; i != DQ_NONE; i = next) {
 		struct dq_msg *r = dq_msg_at(vc, i);

@@ -159,6 +159,32 @@ static void a_send_longer_than_its_receive_fails(void **state)
 	job_close(&p);
 }
 
+/* NCCL ends a receiving comm when it has all it wanted; the other end's last send has arrived then, and must say so. */
+static void a_receiver_that_has_all_may_close(void **state)
+{
+	struct job *job = *state;
+	char out[1000], in[1000];
+
+	job_fill(out, sizeof out, 1);
+	for (int i = 0; i < 50; i++) {
+		struct job_pair p;
+		void *mo, *mi, *recv, *send;
+
+		job_connect(&job->ranks[0], &job->ranks[1], &p);
+		mo = job_reg(p.from, p.send, out, sizeof out);
+		mi = job_reg(p.to, p.recv, in, sizeof in);
+		recv = job_irecv(&p, in, sizeof in, 0, mi);
+		send = job_isend(&p, out, i % 2 ? sizeof out : 0, 0, mo);
+		job_wait(p.to, recv, NULL);
+		job_ok(net_dereg(p.to, p.recv, mi));
+		job_ok(net_close_recv(p.to, p.recv));
+		p.recv = NULL;
+		job_wait(p.from, send, NULL);
+		job_ok(net_dereg(p.from, p.send, mo));
+		job_close(&p);
+	}
+}
+
 /* One request for several receives; tags say which send goes where, in whatever order they are sent. */
 static void receives_are_grouped(void **state)
 {
@@ -686,6 +712,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(messages_of_all_sizes, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(messages_of_a_comm_keep_their_order, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_send_longer_than_its_receive_fails, job_start, job_stop),
+		cmocka_unit_test_setup_teardown(a_receiver_that_has_all_may_close, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(receives_are_grouped, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(no_request_is_back_pressure, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_flush_ends, job_start, job_stop),

@@ -322,6 +322,34 @@ static void test_close_after_send(void **state)
 	}
 }
 
+/* A receiver that has all it wants may close at once: nobody whose bytes it has is told that they were lost. */
+static void test_close_after_receive(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 0; seed < 50; seed++) {
+		struct vp *w = pair(seed, 100000, 0);
+		uint32_t b, a = vp_connect(w, 0, 1, 2, &b), r[20], s[20], more;
+		w->ends[1]->link.control_ns = 100; /* the word that it closed overtakes the acknowledgements */
+		for (uint32_t i = 0; i < 20; i++) {
+			r[i] = vp_recv(w, 1, b, 1, 90000);
+			s[i] = vp_send(w, 0, a, 1, 4000 * i);
+		}
+		more = vp_send(w, 0, a, 1, 10); /* nobody wants this one */
+		for (uint32_t i = 0; i < 20; i++)
+			while (!w->ops[r[i]].done)
+				assert_true(vp_step(w));
+		vp_close(w, 1, b, seed % 2 ? DQ_ERR_CLOSED : DQ_ERR_PEER_GONE);
+		vp_settle(w);
+		for (uint32_t i = 0; i < 20; i++) {
+			assert_int_equal(vp_done(w, r[i])->status, DQ_OK);
+			assert_int_equal(vp_done(w, s[i])->status, DQ_OK);
+		}
+		assert_int_equal(vp_done(w, more)->status, seed % 2 ? DQ_ERR_CLOSED : DQ_ERR_PEER_GONE);
+		vp_close(w, 0, a, DQ_ERR_CLOSED);
+		end(w);
+	}
+}
+
 /* Notifications that came before the close stay readable after it. */
 static void test_close_with_unread_notifications(void **state)
 {
@@ -804,6 +832,7 @@ int main(void)
 		cmocka_unit_test(test_notifications_withheld),
 		cmocka_unit_test(test_unexport_during_puts),
 		cmocka_unit_test(test_close_after_send),
+		cmocka_unit_test(test_close_after_receive),
 		cmocka_unit_test(test_close_with_unread_notifications),
 		cmocka_unit_test(test_close_in_the_middle),
 		cmocka_unit_test(test_opening),
