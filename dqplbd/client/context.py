@@ -245,6 +245,22 @@ class Context:
 
     # -- completion
 
+    def hint(self, peers: int, flows_per_peer: int = 0) -> bool:
+        """Tell the daemon how many peers are going to be in use at a time; it gives each path queue pairs accordingly.
+
+        :param peers: 0..2**32 - 1; 0 for no idea.  :param flows_per_peer: likewise.
+        :returns: whether it was told; not when the one before is not answered yet: call again.
+        :raises DqplbError: INVALID (a number out of range), DAEMON.
+        """
+        for name, value in (("peers", peers), ("flows_per_peer", flows_per_peer)):
+            if not 0 <= value < 1 << 32:
+                raise DqplbError(Status.INVALID, f"{name} is {value}, expected 0 to 2**32 - 1")
+        status = lib.dqplb_hint(self._live(), peers, flows_per_peer)
+        if status == Status.AGAIN:
+            return False
+        check(status)
+        return True
+
     def wait_any(self, timeout: float | None = None) -> bool:
         """Wait until any request of this context completed since the last call.
 

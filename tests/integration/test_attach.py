@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from dqplbd.engine.engine import (
 
 ATTACH, DEVICES = RequestType.ATTACH, RequestType.DEVICES
 ALLOC, DMABUF, FREE = RequestType.MEM_ALLOC, RequestType.MEM_DMABUF, RequestType.MEM_FREE
+SHARE, HINT = RequestType.MEM_SHARE, RequestType.HINT
 PATIENCE = 20.0
 
 
@@ -49,7 +51,10 @@ class Daemon:
         self.engine = Engine(EngineSettings("here", 0x1234, max_clients=self.config.max_clients))
         self.spec = DeviceSpec("tcp0", "tcp", "127.0.0.1", rate_bps=10**9)
         self.device = self.engine.device_add(self.spec)
-        self.server = ClientServer(self.engine, self.config, self.devices, self.take_events)
+        self.expected_peers: list[int] = []
+        self.server = ClientServer(
+            self.engine, self.config, self.devices, self.take_events, expect_peers=self.expected_peers.append
+        )
         asyncio.get_running_loop().add_reader(self.engine.fileno(), self.take_events)
         self.server.start()
 
@@ -167,7 +172,7 @@ async def test_devices_are_told(daemon: Daemon, peer: Peer) -> None:
     await peer.attach()
     peer.send(pack_request(DEVICES))
     data = await peer.receive()
-    assert parse_reply(data).args[0] == 1
+    assert parse_reply(data).args[:2] == (1, daemon.config.max_flows)
     assert len(data) == REPLY_BYTES + DEVICE_INFO_BYTES
     assert data[REPLY_BYTES:].startswith(b"tcp0\0")
 
@@ -215,6 +220,69 @@ async def test_memory_of_another_client_cannot_be_freed(daemon: Daemon, peer: Pe
         assert (await other.ask(FREE, number)).status is Status.INVALID
     assert (await peer.ask(FREE, mine)).status is Status.OK
     other.close()
+
+
+async def test_a_process_shares_memory_between_its_clients(daemon: Daemon, peer: Peer) -> None:
+    other = Peer(daemon)
+    owner = (await peer.attach()).args[1]
+    await other.attach()
+    start = daemon.engine.stats().memory_bytes
+    mine = (await peer.ask(ALLOC, 8 << 20, 0)).args[0]
+    reply = await other.ask(SHARE, owner, mine)
+    assert (reply.status, reply.args[1]) == (Status.OK, 8 << 20)
+    assert daemon.engine.stats().memory_bytes == start + (16 << 20)  # against the quota of both
+    assert (await peer.ask(FREE, mine)).status is Status.OK
+    assert daemon.engine.stats().memory_bytes == start + (8 << 20)
+    assert (await other.ask(SHARE, owner, mine)).status is Status.PERMISSION
+    assert (await other.ask(FREE, reply.args[0])).status is Status.OK
+    await settle(lambda: daemon.engine.stats().memory_bytes == start)
+    other.close()
+
+
+STRANGER = """
+import os, socket, sys
+from dqplbd.engine.engine import LAYOUT_VERSION, RequestType, pack_request, parse_reply
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1])
+def ask(kind, *args):
+    sock.send(pack_request(kind, *args))
+    return parse_reply(sock.recv(65536))
+ask(RequestType.ATTACH, LAYOUT_VERSION, LAYOUT_VERSION, 64, int(sys.argv[4]), "stranger")
+reply = ask(RequestType.MEM_SHARE, int(sys.argv[2]), int(sys.argv[3]))
+print(reply.status.name)
+"""
+
+
+async def test_memory_is_shared_with_nobody_else(daemon: Daemon, peer: Peer) -> None:
+    owner = (await peer.attach()).args[1]
+    mine = (await peer.ask(ALLOC, 4096, 0)).args[0]
+    staging = (await peer.ask(ALLOC, 4096, 1)).args[0]
+    other = Peer(daemon)
+    await other.attach()
+    for number, memory in ((owner, mine + 100), (owner + 100, mine), (2**64 - 1, 2**64 - 1)):
+        reply = await other.ask(SHARE, number, memory)
+        assert reply.status is Status.PERMISSION
+        assert "only a process itself" in reply.text
+    assert (await other.ask(SHARE, owner, staging)).status is not Status.OK
+    other.close()
+    # Another process of the same user, which says that it is this one.
+    arguments = [daemon.config.socket, str(owner), str(mine), str(os.getpid())]
+    stranger = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-c", STRANGER, *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await asyncio.wait_for(stranger.communicate(), PATIENCE)
+    assert said.decode().strip() == "PERMISSION"
+
+
+async def test_hints_of_all_clients_are_one(daemon: Daemon, peer: Peer) -> None:
+    other = Peer(daemon)
+    await peer.attach()
+    await other.attach()
+    for client, peers in ((peer, 5), (other, 3), (other, 9), (peer, 0), (peer, 2**64 - 1), (peer, 0)):
+        assert (await client.ask(HINT, peers, 4)).status is Status.OK
+    assert daemon.expected_peers == [5, 9, 2**32 - 1, 9]
+    other.close()
+    await settle(lambda: daemon.expected_peers[-1] == 0)
 
 
 async def test_a_file_is_no_dma_buf(daemon: Daemon, peer: Peer, open_fds: Callable[[], int]) -> None:

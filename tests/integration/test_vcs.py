@@ -258,3 +258,25 @@ def test_peers_of_many_lives_leave_nothing_behind(make_cluster: MakeCluster, wai
     # Connections of the API come and go; a leak of a VC would be dozens.
     assert counts[-1] <= counts[0] + 4
     assert len(admin(cluster, "a").peers()) == 2
+
+
+def test_expected_peers_share_the_queue_pairs(make_cluster: MakeCluster, wait_until: WaitUntil) -> None:
+    classes = ("host", "rack", "zone", "building", "region", "unknown")
+    profiles = {"qp_budget": 16, "entropy_target": dict.fromkeys(classes, 16)}
+    cluster = make_cluster(["a", "b", "c", "d"], {"profiles": profiles})
+
+    def qps(number: int) -> Any:
+        return lambda: paths(cluster, "a", "b")[0].profile.qps == number
+
+    wait_until(qps(16), "one peer has all queue pairs")
+    with Context(cluster["a"].client_socket) as more, Context(cluster["a"].client_socket) as fewer:
+        assert more.hint(3)
+        assert fewer.hint(2, 8)
+        wait_until(qps(4), "the larger hint counts: 16 / 3, as a power of two")
+        assert wait_until(lambda: more.hint(10**6), "answered")
+        wait_until(qps(4), "no more than the four hosts that there are")
+        assert wait_until(lambda: more.hint(0), "answered")
+        wait_until(qps(8), "the other hint is left")
+        with pytest.raises(DqplbError, match="peers is -1"):
+            more.hint(-1)
+    wait_until(qps(16), "hints go with who gave them")
