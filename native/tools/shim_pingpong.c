@@ -2,9 +2,10 @@
 /*
  * shim_pingpong: round trip of a small message through the shared-memory library and two daemons.
  *
- *     shim_pingpong --near SOCKET --far SOCKET [--bytes 64] [--rounds 2000] [--warmup 200]
+ *     shim_pingpong --near SOCKET --far SOCKET [--bytes 64] [--rounds 2000] [--warmup 200] [--cpus NEAR,FAR] [--poll]
  *
- * Two processes, one a daemon. Each posts its next receive before it sends, so that a message always finds one. Prints one
+ * Two processes, one a daemon. With --poll they ask again and again, and yield the CPU between, as the threads of
+ * communication libraries do; else they sleep until they are woken. Each posts its next receive before it sends, so that a message always finds one. Prints one
  * JSON object: {"bytes", "rounds", "min_ns", "p50_ns", "p99_ns", "max_ns"}.
  */
 #include <errno.h>
@@ -32,6 +33,8 @@ struct options {
 	size_t bytes;
 	long rounds, warmup;
 };
+
+static bool poll; /* for completions, rather than wait */
 
 struct end {
 	dqplb_context *ctx;
@@ -64,7 +67,21 @@ static int64_t now_ns(void)
 
 static void wait_for(const char *what, dqplb_request *request, dqplb_result *result)
 {
-	check(what, dqplb_wait(request, PATIENCE_MS, result));
+	if (poll) {
+		const int64_t end = now_ns() + PATIENCE_MS * INT64_C(1000000);
+		int done = 0;
+
+		for (;;) {
+			check(what, dqplb_test(request, &done, result));
+			if (done)
+				break;
+			if (now_ns() > end)
+				die(what, DQPLB_ERR_TIMEOUT);
+			sched_yield();
+		}
+	} else {
+		check(what, dqplb_wait(request, PATIENCE_MS, result));
+	}
 	check(what, result->status);
 }
 
@@ -226,6 +243,7 @@ int main(int argc, char **argv)
 	static const struct option known[] = {{"near", required_argument, NULL, 'n'},   {"far", required_argument, NULL, 'f'},
 					      {"bytes", required_argument, NULL, 'b'},  {"rounds", required_argument, NULL, 'r'},
 					      {"warmup", required_argument, NULL, 'w'}, {"cpus", required_argument, NULL, 'c'},
+					      {"poll", no_argument, NULL, 'p'},
 					      {NULL, 0, NULL, 0}};
 	struct options o = {.bytes = 64, .rounds = 2000, .warmup = 200};
 	int option, fds[2], wstatus, near_cpu = -1, far_cpu = -1;
@@ -244,11 +262,13 @@ int main(int argc, char **argv)
 				return 2;
 			}
 			break;
+		case 'p': poll = true; break;
 		default: return 2;
 		}
 	}
 	if (!o.near || !o.far || optind != argc) {
-		fprintf(stderr, "usage: shim_pingpong --near SOCKET --far SOCKET [--bytes N] [--rounds N] [--warmup N] [--cpus NEAR,FAR]\n");
+		fprintf(stderr, "usage: shim_pingpong --near SOCKET --far SOCKET [--bytes N] [--rounds N] [--warmup N] [--cpus NEAR,FAR] "
+				"[--poll]\n");
 		return 2;
 	}
 	if (pipe(fds) < 0 || (child = fork()) < 0) {
