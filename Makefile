@@ -27,7 +27,7 @@ SOURCES := $(shell find dqplbd native systemd meson.build meson.options pyprojec
 FILE ?=
 KEEP ?=
 
-.PHONY: rdma-ready help setup install demo test test-native test-python test-sanitized test-rdma lab lint bench bench-rdma reproduce docs clean distclean
+.PHONY: rdma-ready help setup install demo test test-native test-python test-sanitized test-rdma test-gpu lab lint bench bench-rdma reproduce docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +121,10 @@ test-rdma: rdma-ready ## run the RDMA tests on the kernel's soft-RoCE, in a gues
 	@echo "building the C tests over RDMA, twice: for the undefined sanitizer, and for valgrind"
 	@$(LOCKED) $(PY) tests/vm/native.py --jobs $(JOBS)
 	@$(PY) tests/vm/run.py $(ARGS)
+
+# Exit code 77: there is no GPU, or no PyTorch, and nothing was tested.
+test-gpu: $(INSTALLED) ## run two NCCL ranks on this machine's GPUs through two daemons (ARGS='--python PYTHON_WITH_TORCH')
+	@$(PY) tests/nccl/job.py $(ARGS) || { code=$$?; [ $$code = 77 ] || exit $$code; }
 
 lint: $(DEPS) ## check style, types and licence lines
 	@$(VENV)/bin/ruff check dqplbd tests
