@@ -744,15 +744,30 @@ void job_wait(struct net *n, void *request, int *bytes)
 int job_run(const struct CMUnitTest *tests, size_t count)
 {
 	static int versions[NET_VERSION_NEWEST - NET_VERSION_OLDEST + 1];
-	const size_t version_count = sizeof versions / sizeof *versions;
-	struct CMUnitTest *all = calloc(count * version_count, sizeof *all);
-	char(*names)[128] = calloc(count * version_count, sizeof *names);
+	const char *only = getenv("DQ_TEST_NCCL_VERSIONS");
+	size_t version_count = 0;
+	struct CMUnitTest *all;
+	char(*names)[128];
 	int failed;
 
+	for (size_t v = 0; v < sizeof versions / sizeof *versions; v++) {
+		char number[8];
+
+		snprintf(number, sizeof number, "v%d", NET_VERSION_OLDEST + (int)v);
+		if (only && !strstr(only, number))
+			continue;
+		versions[version_count++] = NET_VERSION_OLDEST + (int)v;
+	}
+	if (!version_count) {
+		fprintf(stderr, "failed: DQ_TEST_NCCL_VERSIONS is \"%s\"; expected versions v%d to v%d, such as \"v8 v12\"\n", only,
+			NET_VERSION_OLDEST, NET_VERSION_NEWEST);
+		return 1;
+	}
+	all = calloc(count * version_count, sizeof *all);
+	names = calloc(count * version_count, sizeof *names);
 	if (!all || !names)
 		abort();
 	for (size_t v = 0; v < version_count; v++) {
-		versions[v] = NET_VERSION_OLDEST + (int)v;
 		for (size_t i = 0; i < count; i++) {
 			const size_t at = v * count + i;
 

@@ -123,7 +123,8 @@ int job_threads(void);               /* of this process, now */
 
 #define JOB_PATIENCE_S 30            /* what takes longer is broken */
 
-/* Run every test for every version, v8 first; the names say which. Returns cmocka's result. */
+/* Run every test for every version, v8 first, or for those that DQ_TEST_NCCL_VERSIONS names ("v8 v12"); the names of the tests
+ * say which. Returns cmocka's result. */
 int job_run(const struct CMUnitTest *tests, size_t count);
 
 #endif
