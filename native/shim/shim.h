@@ -61,9 +61,13 @@ struct dq_shim_chunk {
 	struct dq_arena arena;
 };
 
+enum dq_shim_direction { DQ_SHIM_OUT = 0, DQ_SHIM_IN = 1 };
+
 struct dq_shim_piece {
 	struct dq_shim_chunk *chunk; /* NULL: none */
 	uint32_t granule;
+	uint32_t direction;     /* enum dq_shim_direction */
+	uint64_t bytes;         /* taken */
 };
 
 enum dq_shim_state {
@@ -161,6 +165,8 @@ struct dqplb_context {
 	uint32_t max_flows;             /* of a client, as the daemon told; 0: not told */
 
 	struct dq_shim_chunk *chunks;   /* staging, see staging.h */
+	uint64_t staging_bytes;         /* of all of them */
+	uint64_t staged[2];             /* taken of that, by direction */
 	uint64_t next_trim;
 	uint64_t chunk_idle_ns;         /* DQ_SHIM_CHUNK_IDLE_NS, less in tests */
 	bool preparing;                 /* a thread gets the first one */

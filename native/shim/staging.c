@@ -38,6 +38,7 @@ void dq_staging_answer(dqplb_context *ctx, uint64_t bytes, struct dq_shim_answer
 		chunk->base = dq_shim_map(answer->fds[0], bytes);
 		if (chunk->base) {
 			chunk->idle_since = dq_shim_now_coarse();
+			ctx->staging_bytes += bytes;
 			chunk->next = ctx->chunks;
 			if (chunk->next)
 				chunk->next->prev = chunk;
@@ -117,9 +118,9 @@ static void grow(dqplb_context *ctx, uint64_t bytes)
 	}
 }
 
-int dq_staging_take(dqplb_context *ctx, uint64_t bytes, struct dq_shim_piece *piece)
+int dq_staging_take(dqplb_context *ctx, uint64_t bytes, enum dq_shim_direction direction, bool first, struct dq_shim_piece *piece)
 {
-	bool later = false;
+	bool later = false, enough;
 
 	if (bytes > (uint64_t)DQ_ARENA_GRANULE << 31)
 		return dq_shim_fail(DQPLB_ERR_INVALID, "a staged message of %llu bytes: at most %llu are possible",
@@ -127,11 +128,13 @@ int dq_staging_take(dqplb_context *ctx, uint64_t bytes, struct dq_shim_piece *pi
 	bytes = bytes ? round_up(bytes) : DQ_ARENA_GRANULE; /* an empty message has a place, too: one rule for all */
 	if (ctx->growing)
 		dq_shim_async_poll(ctx);
+	/* One alone may be as large as a chunk. */
+	enough = ctx->staged[direction] && ctx->staged[direction] + bytes > ctx->staging_bytes / 4 * (first ? 3 : 2);
 	for (struct dq_shim_chunk *chunk = ctx->chunks; chunk; chunk = chunk->next) {
-		uint32_t granule = dq_arena_take(&chunk->arena, bytes);
+		uint32_t granule = enough ? UINT32_MAX : dq_arena_take(&chunk->arena, bytes);
 		if (granule != UINT32_MAX) {
-			piece->chunk = chunk;
-			piece->granule = granule;
+			*piece = (struct dq_shim_piece){.chunk = chunk, .granule = granule, .direction = direction, .bytes = bytes};
+			ctx->staged[direction] += bytes;
 			return DQPLB_OK;
 		}
 		later |= chunk->bytes >= bytes;
@@ -154,10 +157,10 @@ void dq_staging_give(dqplb_context *ctx, struct dq_shim_piece *piece)
 {
 	struct dq_shim_chunk *chunk = piece->chunk;
 
-	(void)ctx;
 	if (!chunk)
 		return;
 	piece->chunk = NULL;
+	ctx->staged[piece->direction] -= piece->bytes;
 	dq_arena_give(&chunk->arena, piece->granule);
 	if (chunk->arena.used == 0)
 		chunk->idle_since = dq_shim_now_coarse();
@@ -203,6 +206,7 @@ void dq_staging_tick(dqplb_context *ctx)
 	if (dq_shim_call_async(ctx, &request) != DQPLB_OK)
 		return;
 	unlink_chunk(ctx, idle);
+	ctx->staging_bytes -= idle->bytes;
 	destroy(idle);
 }
 

@@ -11,8 +11,12 @@
 
 /* No lock held. Have at least one chunk; one round trip to the daemon when there is none. */
 int dq_staging_prepare(dqplb_context *ctx);
-/* DQPLB_ERR_AGAIN: none now, more was asked for or will be given back. DQPLB_ERR_NOMEM: there will never be as much. */
-int dq_staging_take(dqplb_context *ctx, uint64_t bytes, struct dq_shim_piece *piece);
+/*
+ * DQPLB_ERR_AGAIN: none now, more was asked for or will be given back. DQPLB_ERR_NOMEM: there will never be as much.
+ * Sends wait for receives of the peer, and receives for its sends. So neither may take all there is, or two processes could wait
+ * for each other for ever: a direction gets half, and its flows that have nothing under way another quarter. `first`: so for this one.
+ */
+int dq_staging_take(dqplb_context *ctx, uint64_t bytes, enum dq_shim_direction direction, bool first, struct dq_shim_piece *piece);
 void dq_staging_give(dqplb_context *ctx, struct dq_shim_piece *piece); /* nothing when there is none */
 static inline uint8_t *dq_staging_address(const struct dq_shim_piece *piece)
 {

@@ -117,7 +117,7 @@ static void unbind_flow(struct dq_shim_request *r)
 static int stage(struct dq_shim_request *r, dqplb_mem *mem, size_t offset, bool outgoing)
 {
 	dqplb_context *ctx = r->ctx;
-	int status = dq_staging_take(ctx, r->bytes, &r->piece);
+	int status = dq_staging_take(ctx, r->bytes, outgoing ? DQ_SHIM_OUT : DQ_SHIM_IN, r->flow->pending == 1, &r->piece);
 
 	if (status == DQPLB_OK && !outgoing)
 		r->copy_to = mem->address + offset;

@@ -589,6 +589,46 @@ static void test_staging_quota(void **state)
 	free(from);
 }
 
+/* Receives that wait may not keep sends from going, nor the other way round; nor one flow another from its first. */
+static void test_staging_is_shared(void **state)
+{
+	const size_t bytes = 4u << 20;
+	static const enum { RECEIVES, SENDS } orders[] = {RECEIVES, SENDS};
+
+	(void)state;
+	for (unsigned k = 0; k < 2; k++) {
+		dqplb_context *a = open_with(0, 0), *b = open_with(0, 0);
+		uint8_t *memory = malloc(bytes);
+		dqplb_request *q, *more;
+		dqplb_mem *ma;
+		dqplb_flow *fa, *fb, *other, *others;
+		unsigned posted = 0;
+		int status;
+
+		connect_pair(a, b, &fa, &fb);
+		connect_pair(a, b, &other, &others);
+		peer->quota = 66u << 20; /* one chunk, and no more */
+		ok(dqplb_mem_register(a, memory, bytes, &ma));
+#define post(flow, kind, out)                                                                                                    \
+	((kind) == RECEIVES ? dqplb_recv(flow, ma, 0, bytes, 1, out) : dqplb_send(flow, ma, 0, bytes, 1, out))
+		while ((status = post(fa, orders[k], &q)) == DQPLB_OK)
+			posted++;
+		assert_int_equal(status, DQPLB_ERR_AGAIN);
+		assert_int_equal(posted, 8); /* half of the chunk */
+		for (int i = 0; i < 100; i++) /* as much as ever it is asked */
+			assert_int_equal(post(fa, orders[k], &q), DQPLB_ERR_AGAIN);
+		ok(post(other, orders[k], &q));                                     /* its first */
+		assert_int_equal(post(other, orders[k], &q), DQPLB_ERR_AGAIN);      /* its second */
+		for (int i = 0; i < 7; i++)
+			ok(post(fa, 1 - orders[k], &more)); /* the other direction has the rest */
+#undef post
+		dqplb_close(a);
+		dqplb_close(b);
+		free(memory);
+		peer->quota = 0;
+	}
+}
+
 static void test_freed_memory_cancels(void **state)
 {
 	dqplb_context *a = open_with(0, 0), *b = open_with(0, 0);
@@ -1523,6 +1563,7 @@ int main(void)
 		with_peer(test_staging_grows_without_blocking),
 		with_peer(test_idle_staging_goes_back),
 		with_peer(test_staging_quota),
+		with_peer(test_staging_is_shared),
 		with_peer(test_freed_memory_cancels),
 		with_peer(test_shared_memory),
 		with_peer(test_abandoned_requests),
