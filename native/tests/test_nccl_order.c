@@ -8,9 +8,12 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "nccl_hosts.h"
@@ -256,6 +259,112 @@ static void connecting_is_asked_for_thousands_of_times(void **state)
 	job_ok(net_close_listen(p.to, listener));
 	exchange(&p, 9);
 	job_close(&p);
+}
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) /* that sanitizer makes calls of its own */
+/* System calls of this thread are handed to a signal's handler (prctl(2), PR_SET_SYSCALL_USER_DISPATCH, Linux 5.11), which counts
+ * them and makes them itself. */
+#define DISPATCH 59       /* linux/prctl.h of that version, which is not on every build machine */
+#define DISPATCH_OFF 0
+#define DISPATCH_ON 1
+static volatile char calls_blocked; /* the kernel reads it at each call: 0 lets it pass */
+static volatile int calls_counted;
+static volatile long calls_last;
+
+static long raw_call(const greg_t *r)
+{
+	register long r10 __asm__("r10") = r[REG_R10], r8 __asm__("r8") = r[REG_R8], r9 __asm__("r9") = r[REG_R9];
+	long result;
+
+	__asm__ volatile("syscall" : "=a"(result) : "a"(r[REG_RAX]), "D"(r[REG_RDI]), "S"(r[REG_RSI]), "d"(r[REG_RDX]), "r"(r10), "r"(r8),
+			 "r"(r9) : "rcx", "r11", "memory");
+	return result;
+}
+
+static void on_call(int number, siginfo_t *info, void *context)
+{
+	ucontext_t *u = context;
+
+	(void)number;
+	calls_blocked = 0; /* also for the return from here */
+	calls_counted++;
+	calls_last = info->si_syscall;
+	u->uc_mcontext.gregs[REG_RAX] = info->si_syscall;
+	u->uc_mcontext.gregs[REG_RAX] = raw_call(u->uc_mcontext.gregs);
+}
+
+static bool count_calls(void)
+{
+	struct sigaction action = {.sa_sigaction = on_call, .sa_flags = SA_SIGINFO};
+
+	calls_counted = 0;
+	calls_blocked = 0;
+	return sigaction(SIGSYS, &action, NULL) == 0 && prctl(DISPATCH, DISPATCH_ON, 0, 0, &calls_blocked) == 0;
+}
+
+static void count_no_calls(void)
+{
+	prctl(DISPATCH, DISPATCH_OFF, 0, 0, 0);
+	signal(SIGSYS, SIG_DFL);
+}
+#else
+static char calls_blocked;
+static int calls_counted;
+static long calls_last;
+static bool count_calls(void)
+{
+	return false;
+}
+static void count_no_calls(void)
+{
+}
+#endif
+
+/* NCCL's threads ask without end while they wait: the answer lies in memory. Each 10 ms the library looks at its socket, for a
+ * daemon that died without a word. */
+static void asking_makes_no_system_calls(void **state)
+{
+	enum { ROUNDS = 3000 };
+	struct job *job = *state;
+	char handle[DQ_NCCL_HANDLE_BYTES], in[64];
+	void *listener = NULL, *send = NULL, *recv = NULL, *mhandle, *request;
+	struct job_pair p;
+	double begin, spent;
+	int results = 0, done = 0;
+	bool counts;
+
+	job_connect(&job->ranks[0], &job->ranks[0], &p);
+	mhandle = job_reg(p.to, p.recv, in, sizeof in);
+	request = job_irecv(&p, in, sizeof in, 0, mhandle);
+	nccl_hosts_hold(true);
+	job_ok(net_listen(&job->ranks[1], 0, handle, &listener));
+	job_ok(net_connect(&job->ranks[0], 0, handle, &send));
+	job_ok(net_accept(&job->ranks[1], listener, &recv));
+	counts = count_calls();
+	begin = job_now_s();
+	for (int i = 0; i < ROUNDS && counts; i++) {
+		calls_blocked = 1;
+		results |= net_connect(&job->ranks[0], 0, handle, &send);
+		calls_blocked = 1;
+		results |= net_accept(&job->ranks[1], listener, &recv);
+		calls_blocked = 1;
+		results |= net_test(p.to, request, &done, NULL);
+		calls_blocked = 0;
+	}
+	spent = job_now_s() - begin;
+	count_no_calls();
+	assert_int_equal(results, DQ_NCCL_SUCCESS);
+	assert_null(send);
+	assert_null(recv);
+	if (calls_counted > 10 + (int)(spent * 100 * 4)) /* of each of a few contexts */
+		job_fail("%d system calls, the last of them number %ld, in %d calls of the plugin within %.3f s", calls_counted, calls_last,
+			 3 * ROUNDS, spent);
+	nccl_hosts_hold(false);
+	job_ok(net_close_listen(&job->ranks[1], listener));
+	job_close(&p);
+	job_ok(net_dereg(&job->ranks[0], NULL, mhandle));
+	if (!counts)
+		skip();
 }
 
 /* One listener, several senders, as NCCL's shared connections do not do but a handle allows. */
@@ -510,6 +619,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(communicators_share_few_clients, job_start, job_stop),
 		cmocka_unit_test(no_daemon_no_network),
 		cmocka_unit_test_setup_teardown(connecting_is_asked_for_thousands_of_times, job_start, job_stop),
+		cmocka_unit_test_setup_teardown(asking_makes_no_system_calls, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_listener_accepts_one_after_the_other, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_connection_that_nobody_takes_is_given_up, hosts_only, hosts_stop),
 		cmocka_unit_test_setup_teardown(a_setting_that_is_none_is_named, hosts_only, hosts_stop),

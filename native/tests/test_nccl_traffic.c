@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <dqplb.h>
+
 #include "nccl_hosts.h"
 #include "transport_env.h"
 
@@ -319,6 +321,101 @@ static void a_flush_ends(void **state)
 	job_ok(net_dereg(p.from, p.send, mo));
 	job_ok(net_dereg(p.to, p.recv, mi));
 	job_close(&p);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* What a program allocates from the library, in a context of its own, the plugin finds, and the bytes go from there. */
+static void memory_of_the_library_is_not_copied(void **state)
+{
+	enum { SIZE = 3 << 20 };
+	struct job *job = *state;
+	struct job_pair p;
+	dqplb_context *ctx[2];
+	dqplb_mem *mem[2];
+	uint8_t *at[2];
+	void *mo, *mi, *send, *recv;
+
+	for (unsigned i = 0; i < 2; i++) {
+		dqplb_options o = {.size = sizeof o, .socket = nccl_host_socket(i)};
+
+		if (dqplb_open(&o, &ctx[i]) != DQPLB_OK || dqplb_mem_alloc(ctx[i], SIZE, &mem[i]) != DQPLB_OK)
+			job_fail("%s", dqplb_last_error());
+		at[i] = dqplb_mem_address(mem[i]);
+	}
+	job_connect(&job->ranks[0], &job->ranks[1], &p);
+	mo = job_reg(p.from, p.send, at[0], SIZE);
+	mi = job_reg(p.to, p.recv, at[1] + 4096, SIZE - 4096); /* a part of it */
+	for (uint32_t i = 0; i < 10; i++) {
+		int bytes;
+
+		recv = job_irecv(&p, at[1] + 4096 + 128 * i, SIZE - 8192, 0, mi);
+		job_fill(at[0] + 1000, 1000000 * (i % 3), i);
+		send = job_isend(&p, at[0] + 1000, 1000000 * (i % 3), 0, mo);
+		job_wait(p.to, recv, &bytes);
+		job_wait(p.from, send, NULL);
+		assert_int_equal(bytes, 1000000 * (i % 3));
+		job_check(at[1] + 4096 + 128 * i, (size_t)bytes, i);
+	}
+	/* A copy would have been taken when the send was posted; and one of what came would want a call at this end. */
+	memset(at[0], 1, 1000);
+	memset(at[1] + 4096, 0, 1000);
+	send = job_isend(&p, at[0], 1000, 0, mo);
+	memset(at[0], 2, 1000);
+	recv = job_irecv(&p, at[1] + 4096, 1000, 0, mi);
+	job_wait(p.from, send, NULL);
+	for (size_t i = 0; i < 1000; i++)
+		assert_int_equal(at[1][4096 + i], 2);
+	job_wait(p.to, recv, NULL);
+	/* The program may free it first: the plugin has its own hold on the pages. What was registered is forgotten with it. */
+	dqplb_mem_free(mem[0]);
+	dqplb_close(ctx[1]);
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
+	dqplb_close(ctx[0]);
+	job_close(&p);
+}
+
+/* Registered once, used by another comm, and by a comm of another communicator: the properties say that it may be. */
+static void memory_of_one_comm_serves_others(void **state)
+{
+	enum { SIZE = 100000 };
+	struct job *job = *state;
+	struct net other = job->ranks[0];
+	struct net_properties properties;
+	struct job_pair first, second, third;
+	uint8_t *out = bytes_alloc(SIZE), *in = bytes_alloc(SIZE);
+	void *mo, *mi;
+
+	job_ok(net_get_properties(&job->ranks[0], 0, &properties));
+	assert_int_equal(properties.reg_is_global, 1);
+	job_ok(net_init(&other, 4711));
+	job_connect(&job->ranks[0], &job->ranks[1], &first);
+	job_connect(&job->ranks[0], &job->ranks[1], &second);
+	job_connect(&other, &job->ranks[1], &third);
+	mo = job_reg(first.from, first.send, out, SIZE);
+	mi = job_reg(first.to, first.recv, in, SIZE);
+	for (uint32_t i = 0; i < 9; i++) {
+		struct job_pair *p = i % 3 == 0 ? &first : i % 3 == 1 ? &second : &third;
+		void *recv = job_irecv(p, in, SIZE, 0, mi), *send;
+
+		job_fill(out, SIZE, i);
+		send = job_isend(p, out, SIZE, 0, mo);
+		job_wait(p->to, recv, NULL);
+		job_wait(p->from, send, NULL);
+		job_check(in, SIZE, i);
+	}
+	job_close(&first); /* before the memory that was registered with it */
+	void *recv = job_irecv(&third, in, SIZE, 0, mi), *send = job_isend(&third, out, SIZE, 0, mo);
+	job_wait(third.to, recv, NULL);
+	job_wait(third.from, send, NULL);
+	job_close(&third);
+	job_ok(net_finalize(&other));
+	job_ok(net_dereg(second.from, second.send, mo));
+	job_ok(net_dereg(second.to, second.recv, mi));
+	job_close(&second);
+	free(out);
+	free(in);
 }
 
 /* --- flags in the data -------------------------------------------------------------------------------------------- */
@@ -716,6 +813,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(receives_are_grouped, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(no_request_is_back_pressure, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_flush_ends, job_start, job_stop),
+		cmocka_unit_test_setup_teardown(memory_of_the_library_is_not_copied, job_start, job_stop),
+		cmocka_unit_test_setup_teardown(memory_of_one_comm_serves_others, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(flags_of_ll, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(flags_of_ll_in_one_line, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(flags_of_ll128, job_start, job_stop),

@@ -11,8 +11,11 @@ from typing import Any, Final
 
 __all__ = ["SIZES", "Check", "gathered", "given", "split_sizes", "summed"]
 
-SIZES: Final = (1, 1000, 65_537, 1 << 20, (8 << 20) + 3)
-"""Elements of 4 bytes a rank: from one flag line of NCCL to many steps of all its channels."""
+SIZES: Final = (1, 1000, 65_537, 1 << 20, (2 << 20) + 3)
+"""Elements of 4 bytes a rank: from one flag line of NCCL to many steps of all its channels.
+
+Not more: two ranks that share a GPU take turns on it, some milliseconds each, for every step.
+"""
 _MODULUS: Final = 65_521  # prime: neighbours and places at round distances differ
 
 
