@@ -149,6 +149,18 @@ static int collect_dead(struct dq_shim_request *r, dqplb_result *result)
 	return status;
 }
 
+/*
+ * Without the lock: nothing has happened that a test of this request would see or do. Threads that poll requests of one context
+ * so do not keep each other from the lock. False when in doubt, and from time to time, so that the daemon's end is seen.
+ */
+static bool still_pending(dqplb_context *ctx, const struct dq_shim_request *r, uint32_t generation)
+{
+	return dq_shim_request_state(r) == DQ_SHIM_PENDING && (r->generation & (DQ_SHIM_REQUEST_ALIGN - 1)) == generation &&
+	       !r->internal && dq_shim_ring_idle(ctx) && !atomic_load_explicit(&ctx->dead, memory_order_relaxed) &&
+	       !atomic_load_explicit(&ctx->control->closed, memory_order_relaxed) &&
+	       dq_shim_now_coarse() < atomic_load_explicit(&ctx->next_liveness, memory_order_relaxed);
+}
+
 int dqplb_test(dqplb_request *request, int *done, dqplb_result *result)
 {
 	uint32_t generation;
@@ -163,6 +175,8 @@ int dqplb_test(dqplb_request *request, int *done, dqplb_result *result)
 	ctx = r->ctx;
 	if (dq_shim_is_forked(ctx))
 		return dq_shim_forked();
+	if (still_pending(ctx, r, generation))
+		return DQPLB_OK;
 
 	pthread_mutex_lock(&ctx->lock);
 	if (!live(r, generation)) {

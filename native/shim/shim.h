@@ -151,7 +151,7 @@ struct dqplb_context {
 	uint64_t completed;             /* requests done, ever */
 	uint64_t wait_any_seen;
 	uint64_t unknown_completions;
-	uint64_t next_liveness;
+	_Atomic uint64_t next_liveness; /* written with the lock held */
 	uint64_t spin_ns;
 	uint64_t slice_ns;              /* DQ_SHIM_SLICE_NS, more in tests, where it must not hide a wake that was lost */
 	_Atomic int dead;               /* DQPLB_OK, or why nothing works any more */
