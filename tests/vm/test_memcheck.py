@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C tests over RDMA devices, under valgrind's memcheck: no error, no leak.  See native.py."""
+"""The C tests over RDMA devices, under valgrind's memcheck: no error, no leak.  See native.py.
+
+Those of the net plugin: test_nccl_memcheck.py.
+"""
 
 from collections.abc import Iterator
 
@@ -31,7 +34,11 @@ def devices() -> Iterator[list[str]]:
         yield [port.device for port in fabric.ports]
 
 
-@pytest.mark.parametrize("test", native.tests("rdma-memcheck"), ids=lambda test: str(test.name))
+@pytest.mark.parametrize(
+    "test",
+    [one for one in native.tests("rdma-memcheck") if not one.name.startswith("test_nccl")],
+    ids=lambda test: str(test.name),
+)
 def test_over_rdma(devices: list[str], test: native.NativeTest) -> None:
     done = native.run(test, devices, wrapper=VALGRIND, slower=2)
     assert done.returncode == 0, done.stdout

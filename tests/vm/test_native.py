@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C tests over RDMA devices, under the undefined sanitizer: see native.py."""
+"""The C tests over RDMA devices, under the undefined sanitizer: see native.py.
+
+Those of the net plugin: test_nccl.py.
+"""
 
 from collections.abc import Iterator
 
@@ -19,7 +22,11 @@ def devices() -> Iterator[list[str]]:
         yield [port.device for port in fabric.ports]
 
 
-@pytest.mark.parametrize("test", native.tests("rdma-undefined"), ids=lambda test: str(test.name))
+@pytest.mark.parametrize(
+    "test",
+    [one for one in native.tests("rdma-undefined") if not one.name.startswith("test_nccl")],
+    ids=lambda test: str(test.name),
+)
 def test_over_rdma(devices: list[str], test: native.NativeTest) -> None:
     done = native.run(test, devices)
     assert done.returncode == 0, done.stdout
