@@ -4,15 +4,12 @@
  * init(), and each later context's own numbers are found by name. Guarded by the state lock while they are loaded; constant for
  * the callers afterwards, as the library asks only between init() and finalize().
  */
-#include <stdio.h>
 #include <string.h>
 
 #include "nccl/net.h"
 
 struct device {
-	char name[64];
-	char pci_path[160];
-	dqplb_device told;
+	dqplb_device told; /* its texts are what the library is given: constant until the next load */
 	uint64_t guid;
 };
 
@@ -33,30 +30,36 @@ void dq_nccl_devices_forget(void)
 	device_count = 0;
 }
 
+/* A port that is down now would be chosen all the same, and stay chosen. */
 static dq_nccl_result load(struct dq_nccl_lane *lane, int count)
 {
 	dqplb_info info = {.size = sizeof info};
-	int status = dqplb_query(lane->ctx, &info);
+	int status = dqplb_query(lane->ctx, &info), n = 0;
 
-	if (count > (int)DQ_NCCL_DEVICES_MAX)
-		count = (int)DQ_NCCL_DEVICES_MAX;
-	for (int i = 0; i < count && status == DQPLB_OK; i++) {
-		struct device *d = &devices[i];
+	for (int i = 0; i < count && n < (int)DQ_NCCL_DEVICES_MAX && status == DQPLB_OK; i++) {
+		struct device *d = &devices[n];
 
 		status = dqplb_device_query(lane->ctx, i, &d->told);
 		if (status != DQPLB_OK)
 			break;
-		snprintf(d->name, sizeof d->name, "%s", d->told.name);
-		snprintf(d->pci_path, sizeof d->pci_path, "%s", d->told.pci_path);
+		if (!d->told.up) {
+			DQ_NCCL_WARN("device %s is down and not used: see `dqplb devices`", d->told.name);
+			continue;
+		}
 		/* Of one port of one host: what shares a link must not have two, what does not must not have one. */
 		d->guid = hash(hash(0xcbf29ce484222325u, info.host_id), d->told.name);
-		DQ_NCCL_INFO("device %d: %s (%s), %llu Mbit/s, rail %d%s%s%s", i, d->name, d->told.provider,
-			     (unsigned long long)(d->told.speed_bps / 1000000u), d->told.rail, d->told.up ? "" : ", down",
-			     d->told.dmabuf ? ", dma-buf" : "", d->pci_path[0] ? "" : ", no PCI path");
+		DQ_NCCL_INFO("device %d: %s (%s), %llu Mbit/s, rail %d%s%s", n, d->told.name, d->told.provider,
+			     (unsigned long long)(d->told.speed_bps / 1000000u), d->told.rail, d->told.dmabuf ? ", dma-buf" : "",
+			     d->told.pci_path[0] ? "" : ", no PCI path");
+		n++;
 	}
 	if (status != DQPLB_OK)
 		return dq_nccl_fail(status, "asking the daemon for its devices", -1);
-	device_count = count;
+	if (n == 0) {
+		DQ_NCCL_WARN("no device of this host is up: see `dqplb devices`");
+		return DQ_NCCL_SYSTEM_ERROR;
+	}
+	device_count = n;
 	return DQ_NCCL_SUCCESS;
 }
 
@@ -98,7 +101,7 @@ void dq_nccl_devices_map(struct dq_nccl_lane *lane)
 
 const char *dq_nccl_device_name(int device)
 {
-	return device >= 0 && device < device_count ? devices[device].name : "unknown";
+	return device >= 0 && device < device_count ? devices[device].told.name : "unknown";
 }
 
 dq_nccl_result dq_nccl_devices(int *count)
@@ -117,7 +120,7 @@ dq_nccl_result dq_nccl_device_check(const struct dq_nccl_lane *lane, int device,
 	}
 	if (lane->device[device] < 0) {
 		DQ_NCCL_WARN("%s on device %s: the daemon was restarted and has no such device any more: see `dqplb devices`", call,
-			     devices[device].name);
+			     devices[device].told.name);
 		return DQ_NCCL_SYSTEM_ERROR;
 	}
 	return DQ_NCCL_SUCCESS;
@@ -133,8 +136,8 @@ dq_nccl_result dq_nccl_properties(int device, struct dq_nccl_props_v12 *props)
 	}
 	d = &devices[device];
 	memset(props, 0, sizeof *props);
-	props->name = d->name;
-	props->pci_path = d->pci_path[0] ? d->pci_path : NULL;
+	props->name = d->told.name;
+	props->pci_path = d->told.pci_path[0] ? d->told.pci_path : NULL;
 	props->guid = d->guid;
 	props->ptr_support = DQ_NCCL_PTR_HOST;
 	/*

@@ -64,6 +64,20 @@ def test_the_library_exports_what_the_header_declares() -> None:
     assert exported == declared
 
 
+@pytest.mark.parametrize("name", ["libnccl-net-dqplb.so", "librccl-net-dqplb.so"])
+def test_the_net_plugin_finds_its_library(name: str, tmp_path: Path) -> None:
+    # In a process of its own, away from the environment's folders, as a job finds it.
+    code = f"""
+import ctypes
+plugin = ctypes.CDLL({str(PREFIX / "lib" / name)!r}, mode=2)
+for version in range(8, 13):
+    assert ctypes.c_char_p.in_dll(plugin, f"ncclNetPlugin_v{{version}}").value == b"dqplb"
+assert any({str(LIBRARY)!r} in line for line in open("/proc/self/maps"))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["dqplbd", "dqplb"])
 def test_the_commands_are_installed(name: str) -> None:
     assert os.access(PREFIX / "bin" / name, os.X_OK)
