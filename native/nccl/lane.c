@@ -9,7 +9,6 @@
 #define ROOM_KEPT 32u /* ring entries for connecting and closing */
 
 static struct dq_nccl_lane *lanes[DQ_NCCL_LANES_MAX];
-static unsigned char nothing[8];
 
 static bool alive(struct dq_nccl_lane *lane)
 {
@@ -49,8 +48,6 @@ static dq_nccl_result make(uint32_t number, struct dq_nccl_lane **out)
 	}
 	lane->number = number;
 	status = dqplb_query(lane->ctx, &info);
-	if (status == DQPLB_OK)
-		status = dqplb_mem_register(lane->ctx, nothing, sizeof nothing, &lane->nothing);
 	if (status != DQPLB_OK) {
 		const dq_nccl_result rc = dq_nccl_fail(status, "attaching to the daemon", -1);
 		dqplb_close(lane->ctx);

@@ -220,6 +220,30 @@ static dqplb_mem *foreign(struct dq_nccl_mr *mr, struct dq_nccl_lane *lane)
 	return mem;
 }
 
+/* For a message without bytes and without memory. Made when the first comes: with it comes staging memory, which a job whose data
+ * is in GPUs may have no use for. */
+static dqplb_mem *nothing(struct dq_nccl_lane *lane)
+{
+	static unsigned char place[8];
+	dqplb_mem *mem = atomic_load_explicit(&lane->nothing, memory_order_acquire);
+	int status = DQPLB_OK;
+
+	if (mem)
+		return mem;
+	pthread_mutex_lock(&mr_lock);
+	mem = atomic_load_explicit(&lane->nothing, memory_order_relaxed);
+	if (!mem) {
+		status = dqplb_mem_register(lane->ctx, place, sizeof place, &mem);
+		if (status == DQPLB_OK)
+			atomic_store_explicit(&lane->nothing, mem, memory_order_release);
+	}
+	pthread_mutex_unlock(&mr_lock);
+	if (status == DQPLB_OK)
+		return mem;
+	dq_nccl_fail(status, "making room for an empty message", -1);
+	return NULL;
+}
+
 dqplb_mem *dq_nccl_mr_at(struct dq_nccl_mr *mr, struct dq_nccl_lane *lane, const void *data, size_t bytes, size_t *offset)
 {
 	size_t at;
@@ -227,7 +251,7 @@ dqplb_mem *dq_nccl_mr_at(struct dq_nccl_mr *mr, struct dq_nccl_lane *lane, const
 	if (!mr) {
 		*offset = 0;
 		if (!bytes)
-			return lane->nothing;
+			return nothing(lane);
 		DQ_NCCL_WARN("a message of %zu bytes at %p without registered memory", bytes, data);
 		return NULL;
 	}

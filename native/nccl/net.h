@@ -72,7 +72,7 @@ struct dq_nccl_lane {
 	_Atomic uint32_t sends, recvs;   /* outstanding */
 	int32_t peers, flows;            /* hint that the daemon has */
 	_Atomic bool hint_owed;          /* a newer one could not be told yet */
-	dqplb_mem *nothing;              /* for empty messages without memory */
+	dqplb_mem *_Atomic nothing;      /* for empty messages without memory; NULL: none came yet */
 };
 /* State lock held for all. */
 dq_nccl_result dq_nccl_lane_join(struct dq_nccl_lane **out);

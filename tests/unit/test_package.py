@@ -36,6 +36,11 @@ def test_pkg_config_and_package_have_one_version() -> None:
     assert pkg_config("--modversion") == [importlib.metadata.version("dqplbd")]
 
 
+def test_pkg_config_knows_where_the_net_plugin_is() -> None:
+    (found,) = pkg_config("--variable=nccl_net_plugin")
+    assert Path(found).resolve() == (PREFIX / "lib/libnccl-net-dqplb.so").resolve()
+
+
 def test_a_program_links_and_runs(tmp_path: Path) -> None:
     source = tmp_path / "program.c"
     source.write_text(PROGRAM)
