@@ -179,11 +179,11 @@ static const char *status_text(uint8_t status)
 {
 	switch (status) {
 	case DQ_WC_FLUSHED: return "flushed";
-	case DQ_WC_REMOTE_ACCESS: return "the peer refused access to its memory";
+	case DQ_WC_REMOTE_ACCESS: return "a write was refused, here or by the peer: its key, bounds or rights are wrong";
 	case DQ_WC_REMOTE_GONE: return "the peer closed the connection";
 	case DQ_WC_TIMEOUT: return "no answer before the deadline";
 	case DQ_WC_LOCAL: return "local error";
-	case DQ_WC_PROTOCOL: return "the peer sent what this version does not understand";
+	case DQ_WC_PROTOCOL: return "the peer sent what it may not, or what this version does not understand";
 	case DQ_WC_NOT_READY: return "the peer had no receive posted";
 	case DQ_WC_PATH_MTU: return "small packets pass, packets of the path MTU do not: check the MTU of both interfaces and of all "
 				    "switches between, or lower mtu_bytes of the device";

@@ -151,7 +151,7 @@ enum dq_wc_op {
 enum dq_wc_status {
 	DQ_WC_SUCCESS,
 	DQ_WC_FLUSHED,               /* not carried out as far as this end knows: the QP was fenced or failed */
-	DQ_WC_REMOTE_ACCESS,         /* the peer refused: key, bounds or rights */
+	DQ_WC_REMOTE_ACCESS,         /* key, bounds or rights of a write: the peer refused it, or it was the peer's, and refused here */
 	DQ_WC_REMOTE_GONE,           /* connection closed or reset by the peer */
 	DQ_WC_TIMEOUT,               /* no progress before the deadline, or connection not made in time */
 	DQ_WC_LOCAL,                 /* local error: memory, length */

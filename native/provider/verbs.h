@@ -70,6 +70,9 @@ void dq_verbs_gid_format(const union ibv_gid *gid, char *out, size_t size);
  * on InfiniBand index 0. Of equal GIDs RoCE v2 comes first. */
 int dq_verbs_gid_choose(const struct ibv_gid_entry *entries, unsigned n, uint8_t port, bool infiniband, const union ibv_gid *want);
 
+/* Both of IPv4, both link-local, or neither: others do not reach each other on RoCE. */
+bool dq_verbs_gids_alike(const union ibv_gid *a, const union ibv_gid *b);
+
 uint32_t dq_verbs_mtu_bytes(uint8_t mtu);      /* of enum ibv_mtu, 0 = unknown value */
 uint8_t dq_verbs_mtu_enum(uint32_t bytes);     /* the largest that fits; below 256: 0 */
 /* 4.096 us * 2^n >= ns, n in 1..31; 0 ns = 14, which is 67 ms. */
@@ -295,7 +298,7 @@ void dq_verbs_port_now(struct dq_verbs_device *dev, struct dq_verbs_port *out);
 
 /* Read the port anew, and find the GID: want NULL = the configuration's choice. -ENOENT: no such GID, err lists those there are. */
 int dq_verbs_port_read(struct dq_verbs_device *dev, const char *want, struct dq_error *err);
-/* Read state, rate and MTU of the port anew; what cannot be read stays as it was. */
+/* Read state, rate and MTU of the port anew. One that cannot be asked is down; the rest stays as it was. */
 void dq_verbs_port_refresh(struct dq_verbs_device *dev);
 int dq_verbs_device_readdress(struct dq_device *dev, const char *address, struct dq_error *err);
 

@@ -165,7 +165,8 @@ static int open_scratch(struct dq_verbs_device *dev, struct dq_error *err)
 	dev->scratch_mr = dq_verbs_mr_make(dev, p, SCRATCH_BYTES, IBV_ACCESS_LOCAL_WRITE);
 	if (!dev->scratch_mr)
 		return dq_error_set(err, -errno, "device %s: %s cannot register memory: %s%s", dev->cfg.name, dev->cfg.address, strerror(errno),
-				    errno == ENOMEM ? "; the limit of locked memory may be too low: LimitMEMLOCK=infinity, or CAP_IPC_LOCK" : "");
+				    errno == ENOMEM || errno == EPERM ? /* EPERM: the limit is 0 */
+				    "; the limit of locked memory may be too low: LimitMEMLOCK=infinity, or CAP_IPC_LOCK" : "");
 	return 0;
 }
 

@@ -88,11 +88,24 @@ static void port_take(const struct dq_verbs_device *dev, const struct ibv_port_a
 		port->mtu = (uint8_t)DQ_MIN(port->mtu, dq_verbs_mtu_enum(dev->cfg.mtu));
 }
 
+/* A port that does not even answer works no more: its interface is gone, or its driver is. */
+static int port_ask(struct dq_verbs_device *dev, struct ibv_port_attr *attr)
+{
+	int rc = dq_verbs_query_port(dev->lib, dev->ctx, (uint8_t)dev->cfg.port, attr);
+
+	if (rc) {
+		pthread_mutex_lock(&dev->port_lock);
+		dev->port.up = false;
+		pthread_mutex_unlock(&dev->port_lock);
+	}
+	return rc;
+}
+
 void dq_verbs_port_refresh(struct dq_verbs_device *dev)
 {
 	struct ibv_port_attr attr;
 
-	if (dq_verbs_query_port(dev->lib, dev->ctx, (uint8_t)dev->cfg.port, &attr) != 0)
+	if (port_ask(dev, &attr) != 0)
 		return;
 	pthread_mutex_lock(&dev->port_lock);
 	port_take(dev, &attr, &dev->port);
@@ -109,7 +122,7 @@ int dq_verbs_port_read(struct dq_verbs_device *dev, const char *want, struct dq_
 	if (text[0] && dq_verbs_gid_parse(text, &gid) != 0)
 		return dq_error_set(err, -EINVAL, "device %s: GID \"%s\" is not valid: expected an IPv6 form such as fe80::1, or an IPv4 address",
 				    dev->cfg.name, text);
-	int rc = dq_verbs_query_port(dev->lib, dev->ctx, (uint8_t)dev->cfg.port, &attr);
+	int rc = port_ask(dev, &attr);
 	if (rc)
 		return dq_error_set(err, rc, "device %s: port %u of %s cannot be queried: %s", dev->cfg.name, dev->cfg.port, dev->cfg.address,
 				    strerror(-rc));

@@ -105,6 +105,17 @@ static bool gid_link_local(const union ibv_gid *gid)
 	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80;
 }
 
+static bool gid_ipv4(const union ibv_gid *gid)
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+	return memcmp(gid->raw, mapped, sizeof mapped) == 0;
+}
+
+bool dq_verbs_gids_alike(const union ibv_gid *a, const union ibv_gid *b)
+{
+	return gid_ipv4(a) == gid_ipv4(b) && gid_link_local(a) == gid_link_local(b);
+}
+
 int dq_verbs_gid_choose(const struct ibv_gid_entry *entries, unsigned n, uint8_t port, bool infiniband, const union ibv_gid *want)
 {
 	int best = -1;

@@ -276,6 +276,10 @@ static enum dq_wc_status status_of(const struct dq_verbs_qp *qp, const struct ib
 		return DQ_WC_REMOTE_GONE;
 	case IBV_WC_LOC_LEN_ERR:
 		return send ? DQ_WC_LOCAL : DQ_WC_PROTOCOL;
+	case IBV_WC_LOC_QP_OP_ERR: /* rxe says so of a receive that was too short for what came */
+		if (!send && qp->dev->software)
+			return DQ_WC_PROTOCOL;
+		return qp->dev->port.up ? DQ_WC_LOCAL : DQ_WC_DEVICE;
 	case IBV_WC_WR_FLUSH_ERR: /* and nothing else before: the device stopped because of what the peer sent */
 	case IBV_WC_BAD_RESP_ERR:
 		return DQ_WC_PROTOCOL;

@@ -227,6 +227,18 @@ void dq_verbs_qp_endpoint(const struct dq_qp *q, struct dq_endpoint *out)
 
 /* ---- connect ---- */
 
+/* What may be the cause of an error of connecting, for people. */
+static const char *hint(const struct dq_verbs_qp *qp, const struct dq_verbs_peer *peer, int code)
+{
+	if (code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH || code == ENETDOWN)
+		return "; no route or neighbour: is the peer up, and are both GIDs of networks that reach each other?";
+	if (code != EINVAL && code != ENODEV)
+		return "";
+	if (!qp->dev->infiniband && !dq_verbs_gids_alike(&peer->gid, &qp->port.gid))
+		return "; GIDs of different kinds (IPv4, IPv6, link-local) do not reach each other: both interfaces need addresses of one kind";
+	return "; the own GID may be gone";
+}
+
 static int to_ready(struct dq_verbs_qp *qp, const struct dq_verbs_peer *peer, struct dq_error *err)
 {
 	struct dq_verbs_device *dev = qp->dev;
@@ -261,10 +273,8 @@ static int to_ready(struct dq_verbs_qp *qp, const struct dq_verbs_peer *peer, st
 	if (!rc)
 		return 0;
 	dq_verbs_gid_format(&peer->gid, gid, sizeof gid);
-	const bool unreachable = rc == ETIMEDOUT || rc == EHOSTUNREACH || rc == ENETUNREACH || rc == ENETDOWN;
 	return dq_error_set(err, -rc, "device %s: QP 0x%x cannot be connected from GID %s to %s, QP 0x%x: %s%s", dev->cfg.name, qp->qpn,
-			    qp->port.gid_text, gid, peer->qpn, strerror(rc), unreachable ? "; no route or neighbour: is the peer up, and are both "
-			    "GIDs of networks that reach each other?" : rc == EINVAL || rc == ENODEV ? "; the own GID may be gone" : "");
+			    qp->port.gid_text, gid, peer->qpn, strerror(rc), hint(qp, peer, rc));
 }
 
 int dq_verbs_qp_connect(struct dq_qp *q, const struct dq_endpoint *endpoint, bool dial, struct dq_error *err)

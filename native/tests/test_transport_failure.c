@@ -186,6 +186,10 @@ static void test_send_without_receive(void **state)
 		pump_rounds(&t, 20);
 		for (uint32_t i = 0; i < t.b.logged; i++)
 			assert_int_not_equal(t.b.log[i].status, DQ_WC_SUCCESS);
+		if (round == 1) { /* the other end knows as well whose fault it was */
+			PUMP_UNTIL(&t, count(&t.b, DQ_WC_FAILED, NULL) == 1);
+			assert_int_equal(find(&t.b, DQ_WC_FAILED, 0)->status, DQ_WC_PROTOCOL);
+		}
 		for (unsigned k = 99; k < 4096; k++)
 			assert_int_equal(t.b.bytes[k], 0);
 		qp_pair_destroy(&t, qa, qb);

@@ -178,6 +178,18 @@ static struct ibv_gid_entry entry(const char *text, uint32_t index, uint32_t por
 	return (struct ibv_gid_entry){.gid = gid_of(text), .gid_index = index, .port_num = port, .gid_type = type};
 }
 
+static void test_gids_alike(void **state)
+{
+	static const char *const kinds[3][2] = {{"10.9.0.1", "::ffff:192.0.2.1"}, {"fe80::1", "fe80::ff:fe00:2"}, {"2001:db8::5", "fd00::1"}};
+
+	(void)state;
+	for (unsigned i = 0; i < 6; i++)
+		for (unsigned k = 0; k < 6; k++) {
+			const union ibv_gid a = gid_of(kinds[i / 2][i % 2]), b = gid_of(kinds[k / 2][k % 2]);
+			assert_int_equal(dq_verbs_gids_alike(&a, &b), i / 2 == k / 2);
+		}
+}
+
 static void test_gid_choice(void **state)
 {
 	const struct ibv_gid_entry table[] = {
@@ -293,6 +305,7 @@ int main(void)
 		cmocka_unit_test(test_endpoint_refused),
 		cmocka_unit_test(test_endpoint_fuzz),
 		cmocka_unit_test(test_gid_text),
+		cmocka_unit_test(test_gids_alike),
 		cmocka_unit_test(test_gid_choice),
 		cmocka_unit_test(test_mtu),
 		cmocka_unit_test(test_timeout),
