@@ -129,6 +129,7 @@ class Devices:
         self._monitor = NetdevMonitor(self._interfaces_changed, settle_s=0)
         self._whole = False  # look at everything, whether interfaces changed or not
         self._missed_s: dict[int, float] = {}  # since when the GID of a device is gone
+        self._down_s: dict[int, float] = {}  # when a port was told to be down
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -261,17 +262,14 @@ class Devices:
             return
         kind = _KINDS.get(DeviceChange(event.change), "other") if event.change in list(DeviceChange) else "other"
         device.last_event = event.text
-        was_up = device.info is not None and device.info.up
         before_s, now_s = device.since_s, time.monotonic()
-        device.info = self._engine.device(event.device)
-        if device.info.up != was_up:
-            device.since_s = now_s
-            device.downs += was_up
+        turned = device.take_info(self._engine.device(event.device))
         extra = fields(device=device.name, event=kind, text=event.text or None)
         if kind == "fatal":
             self._fatal(device, event.text)
             return
         if kind == "down":
+            self._down_s[event.device] = now_s
             log.warning(
                 "device %s is down: what is under way waits, and fails when its queue pairs give up; check the cable, "
                 "the switch port, and `ip link`",
@@ -279,7 +277,12 @@ class Devices:
                 extra=extra,
             )
         elif kind == "up":
-            log.warning("device %s is up again after %.1f s", device.name, now_s - before_s, extra=extra)
+            down_s = self._down_s.pop(event.device, None)
+            if turned or down_s is not None:  # some drivers say it twice
+                since_s = before_s if down_s is None else down_s
+                log.warning("device %s is up again after %.1f s", device.name, now_s - since_s, extra=extra)
+            else:
+                log.info("device %s is still up", device.name, extra=extra)
         elif kind == "address":
             log.info("addresses of device %s changed: its GID is chosen again", device.name, extra=extra)
         else:
@@ -364,21 +367,27 @@ class Devices:
         assert self._engine is not None, "devices were opened"
         assert device.number is not None, "it is open"
         before = device.info
-        device.info = self._engine.device(device.number)
+        now = self._engine.device(device.number)
+        if device.take_info(now) and not now.up:
+            log.warning(
+                "device %s is down, without an event: its interface or its driver is gone (`ip link`, `dmesg`)",
+                device.name,
+                extra=fields(device=device.name),
+            )
         if device.port is not None and device.port.mtu_bytes:
             mtu = min(device.port.mtu_bytes, device.config.mtu_bytes or device.port.mtu_bytes)
             in_use = device.gids is not None and any(str(one.gid) == device.spec.gid for one in device.gids.table)
-            if mtu != device.info.mtu and in_use:
+            if mtu != now.mtu and in_use:
                 try:
                     self._engine.device_readdress(device.number, device.spec.gid)
                 except EngineError as error:
-                    log.warning("device %s keeps its MTU of %d: %s", device.name, device.info.mtu, error)
-                device.info = self._engine.device(device.number)
-        if before is not None and (before.mtu, before.rate_bps) != (device.info.mtu, device.info.rate_bps):
+                    log.warning("device %s keeps its MTU of %d: %s", device.name, now.mtu, error)
+                now = device.info = self._engine.device(device.number)
+        if before is not None and (before.mtu, before.rate_bps) != (now.mtu, now.rate_bps):
             log.info(
                 "device %s has changed: new connections have the new MTU, those there are keep theirs",
                 device.name,
-                extra=fields(device=device.name, mtu=device.info.mtu, rate_bps=device.info.rate_bps),
+                extra=fields(device=device.name, mtu=now.mtu, rate_bps=now.rate_bps),
             )
             self._hooks.device_changed(device)
 

@@ -76,12 +76,12 @@ class Overview:
 
     def _reasons(self) -> list[str]:
         daemon = self._daemon
-        reasons = [device.error for device in daemon.devices if device.error]
+        reasons = [device.error or device.trouble for device in daemon.devices if device.error or device.trouble]
         reasons += [
             f"device {device.name} is down for {time.monotonic() - device.since_s:.0f} s"
             + (f" ({device.last_event})" if device.last_event else "")
             for device in daemon.devices
-            if not device.error and device.info is not None and not device.info.up
+            if not device.error and not device.trouble and device.info is not None and not device.info.up
         ]
         if not daemon.devices:
             reasons.append("no device is configured")
@@ -157,9 +157,7 @@ class Overview:
             engine=self._engine(),
             process=read_process_stats(),
             devices=len(daemon.devices),
-            devices_up=sum(
-                device.info is not None and device.info.up and not device.error for device in daemon.devices
-            ),
+            devices_up=sum(device.works for device in daemon.devices),
             peers=len(peers),
             peers_up=sum(peer.state == "up" for peer in peers),
             paths_by_class=by_class,
@@ -191,12 +189,13 @@ class Overview:
         info = device.info
         if device.number is not None:
             try:
-                info = device.info = daemon.engine.device(device.number)
+                device.take_info(daemon.engine.device(device.number))
             except EngineError as error:
                 device.error = str(error)
+            info = device.info
         rdma_events, rdma_counters = self._rdma(device)
         node, netdev = device.spec.numa_node, device.netdev
-        up = info is not None and info.up and not device.error
+        up = device.works
         seen = model.Device(
             name=device.name,
             provider=device.config.provider,
@@ -205,7 +204,7 @@ class Overview:
             up=up,
             state="failed" if device.error or info is None else "up" if up else "down",
             state_seconds=max(time.monotonic() - device.since_s, 0.0),
-            error=device.error or None,
+            error=device.error or device.trouble or None,
             fix=device.fix or None,
             last_event=device.last_event or None,
             netdev=netdev.name if netdev is not None else None,

@@ -44,7 +44,8 @@ class LocalDevice:
     :ivar netdev: the interface that has its address; None when there is none.
     :ivar rdma: the RDMA device, and ``port`` its port, as last seen; None for tcp, and when there is no such one.
     :ivar gids: the GIDs of the port with their scores, and the one in use.
-    :ivar fix: what to do about ``error``; empty where the error says it, or nobody knows.
+    :ivar trouble: why an open device can reach nobody now; empty when it can.
+    :ivar fix: what to do about ``error`` or ``trouble``; empty where that says it, or nobody knows.
     :ivar latency_ns: smallest RTT measured over it, 0 before.
     :ivar downs: times that it went down.  :ivar since_s: when it last went up or down, of the monotonic clock.
     :ivar last_event: what the provider said of the last one.
@@ -59,6 +60,7 @@ class LocalDevice:
     number: int | None = None
     info: DeviceInfo | None = None
     error: str = ""
+    trouble: str = ""
     fix: str = ""
     latency_ns: int = 0
     downs: int = 0
@@ -76,11 +78,26 @@ class LocalDevice:
         return self.config.rail
 
     @property
+    def works(self) -> bool:
+        """Whether it can carry data now."""
+        return self.info is not None and self.info.up and not self.error and not self.trouble
+
+    @property
     def rate_bps(self) -> int:
         """Link rate: what the open device says, else what is configured or the port says; at least 1."""
         asked = self.info.rate_bps if self.info is not None else 0
         port = self.port.rate_bps if self.port is not None else None
         return asked or self.config.rate_bps or port or 1
+
+    def take_info(self, info: DeviceInfo) -> bool:
+        """Take in what the engine says of it now.  :returns: whether it went up or down."""
+        was_up = self.info is not None and self.info.up
+        self.info = info
+        if info.up == was_up:
+            return False
+        self.since_s = time.monotonic()
+        self.downs += was_up
+        return True
 
     @property
     def address(self) -> str:
@@ -128,7 +145,8 @@ def _see(device: LocalDevice, config: VerbsDeviceConfig, rdma: RdmaConfig, inven
     if found is None:
         names = ", ".join(one.name for one in inventory.devices)
         known = f"this host has {names}" if names else inventory.error
-        device.error, device.fix = f"{what}: there is no such RDMA device; {known}", inventory.fix
+        device.error = f"{what}: there is no such RDMA device; {known}"
+        device.fix = inventory.fix or "correct rdma_device (`rdma link` lists them), or load the driver of the card"
         return
     device.port = found.port(config.port)
     if config.numa_node is None and found.numa_node is not None:
@@ -144,6 +162,7 @@ def _see(device: LocalDevice, config: VerbsDeviceConfig, rdma: RdmaConfig, inven
     if device.port is None:
         numbers = ", ".join(str(one.number) for one in found.ports) or "none"
         device.error = f"{what}: it has no such port; its ports are: {numbers}"
+        device.fix = "correct port"
         return
     pinned = ipaddress.IPv6Address(config.gid) if config.gid is not None else None
     current = ipaddress.IPv6Address(device.spec.gid) if device.spec.gid else None
@@ -151,6 +170,12 @@ def _see(device: LocalDevice, config: VerbsDeviceConfig, rdma: RdmaConfig, inven
     chosen = device.gids.gid
     if chosen is None:
         device.error = f"{what}: {device.gids.why}"
+        interface = device.port.netdev or "its interface"
+        device.fix = (
+            f"give {interface} an address"
+            if pinned is None
+            else f"give {interface} that address again, or correct or leave out gid"
+        ) + " (`dqplb devices -o wide`)"
         return
     device.error = ""
     if chosen.netdev:
@@ -166,10 +191,17 @@ def see_again(device: LocalDevice, rdma: RdmaConfig, inventory: RdmaInventory) -
     if isinstance(config, TcpDeviceConfig):
         device.netdev = inventory.netdevs.with_address(config.address)
         return
-    error = device.error
+    error, fix, had_trouble = device.error, device.fix, bool(device.trouble)
     _see(device, config, rdma, inventory)
-    if device.number is not None:
-        device.error = error  # an open device fails by its own events
+    if device.number is None:
+        return
+    # An open device fails by its own events; but without an address it reaches nobody.
+    device.trouble = device.error if device.gids is not None and device.gids.gid is None else ""
+    if bool(device.trouble) != had_trouble:
+        device.since_s = time.monotonic()
+    device.error = error
+    if error or not device.trouble:
+        device.fix = fix if error else ""
 
 
 def prepare_device(

@@ -113,6 +113,15 @@ async def test_what_happens_is_kept_for_people(
     devices.stop_probers()
 
 
+async def test_a_port_that_is_up_again_is_told_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    devices, _ = await opened(engine)
+    with caplog.at_level("INFO"):
+        for change in (DeviceChange.DOWN, DeviceChange.UP, DeviceChange.UP):
+            devices.on_event(event(devices.all[0], change, "port 1: something"))
+    assert caplog.text.count("is up again after") == 1
+    devices.stop_probers()
+
+
 async def test_an_event_of_an_unknown_device_changes_nothing(engine: Engine) -> None:
     devices, told = await opened(engine)
     devices.on_event(Event(EventType.DEVICE, change=DeviceChange.FATAL, device=7))

@@ -216,6 +216,51 @@ def test_another_address_is_taken_and_the_peers_follow(
         ip(f"rule del pref 10 from {new}")
 
 
+def test_an_address_that_is_gone_takes_the_device_down_until_it_is_back(
+    make_fabric: MakeFabric, make_cluster: MakeCluster, wait_until: WaitUntil
+) -> None:
+    """One that the configuration names: no other is taken instead."""
+    fabric = make_fabric(2)
+
+    def pinned(host: int) -> Sequence[Mapping[str, Any]]:
+        return [{**one, "gid": fabric.port(host).address} for one in verbs(fabric)(host)]
+
+    cluster = make_cluster(fabric, devices=pinned, loopback=True)
+    near, far = admins(cluster)
+    wait_until(lambda: answered(far, "host0", "rail0") and answered(near, "host1", "rail0"), "it is probed")
+    port = fabric.port(0)
+    subprocess.run(["ip", "addr", "del", f"{port.address}/24", "dev", port.netdev], check=True)
+    gone = wait_until(lambda: (one := of_name(near, "rail0")).state == "down" and one, "the device is down")
+    assert f"no usable GID ::ffff:{port.address}, which the configuration names" in gone.error
+    assert f"give {port.netdev} that address again" in gone.fix
+    status = near.status()
+    assert (status.state, status.devices_up) == ("degraded", 0)
+    subprocess.run(["ip", "addr", "add", f"{port.address}/24", "dev", port.netdev, "noprefixroute"], check=True)
+    fabric.link(0, "up")  # the routes went with the address
+    wait_until(lambda: of_name(near, "rail0").state == "up", "the device is up")
+    wait_until(lambda: near.status().state == "ready", "the daemon is ready")
+    transfer(cluster)
+
+
+def test_an_interface_that_is_removed_takes_the_device_down(
+    make_fabric: MakeFabric, make_cluster: MakeCluster, wait_until: WaitUntil
+) -> None:
+    fabric = make_fabric(2)
+    cluster = make_cluster(fabric, devices=verbs(fabric), loopback=True)
+    near, far = admins(cluster)
+    wait_until(lambda: answered(far, "host0", "rail0") and answered(near, "host1", "rail0"), "it is probed")
+    removal = subprocess.Popen(["ip", "link", "delete", fabric.port(0).netdev])
+    try:
+        wait_until(lambda: of_name(near, "rail0").state == "down", "the device is down")
+        assert near.status().state == "degraded"
+        assert of_name(near, "rail0").downs == 1
+        assert of_name(far, "rail0").up
+    finally:
+        cluster["host0"].stop()  # until then the kernel waits
+        removal.wait()
+    assert removal.returncode == 0
+
+
 def test_a_port_without_carrier_is_told_and_works_again_afterwards(
     make_fabric: MakeFabric, make_cluster: MakeCluster, wait_until: WaitUntil
 ) -> None:

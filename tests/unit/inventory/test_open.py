@@ -59,22 +59,28 @@ def test_what_all_rdma_devices_have_in_common() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "inventory", "words"),
+    ("keys", "inventory", "words", "fix"),
     [
-        ("port: 2", INVENTORY, "no such port; its ports are: 1"),
-        ("gid: 10.9.9.9", INVENTORY, "no usable GID ::ffff:10.9.9.9"),
-        ("", RdmaInventory((replace(CARD, name="mlx5_7"),), netdevs=NETDEVS), "this host has mlx5_7"),
-        ("", RdmaInventory(error="the kernel has no RDMA device", fix="load the driver"), "kernel has no RDMA device"),
-        ("", RdmaInventory((replace(CARD, error="EPERM"),), netdevs=NETDEVS), "EPERM"),
-        ("", RdmaInventory((replace(CARD, error="x"),), "pyverbs is not there", "install it"), "pyverbs is not there"),
-        ("", RdmaInventory((replace(CARD, ports=(replace(PORT, gids=()),)),)), "interface an address"),
+        ("port: 2", INVENTORY, "no such port; its ports are: 1", "correct port"),
+        ("gid: 10.9.9.9", INVENTORY, "no usable GID ::ffff:10.9.9.9", "give eth0 that address again, or correct"),
+        ("", RdmaInventory((replace(CARD, name="mlx5_7"),), netdevs=NETDEVS), "this host has mlx5_7", "rdma_device"),
+        (
+            "",
+            RdmaInventory(error="there is no RDMA device", fix="load the driver"),
+            "no RDMA device",
+            "load the driver",
+        ),
+        ("", RdmaInventory((replace(CARD, error="EPERM"),), netdevs=NETDEVS), "EPERM", ""),
+        ("", RdmaInventory((replace(CARD, error="x"),), "pyverbs is not there", "get it"), "is not there", "get it"),
+        ("", RdmaInventory((replace(CARD, ports=(replace(PORT, gids=()),)),)), "an address", "give eth0 an address"),
     ],
 )
-def test_why_a_device_cannot_be_used(keys: str, inventory: RdmaInventory, words: str) -> None:
+def test_why_a_device_cannot_be_used(keys: str, inventory: RdmaInventory, words: str, fix: str) -> None:
     device = verbs(keys, inventory)
     assert words in device.error
     assert device.error.startswith("device rdma0 (mlx5_0 port ")
-    assert device.fix == inventory.fix
+    assert fix in device.fix
+    assert bool(device.fix) == bool(fix)
 
 
 def test_a_gid_is_chosen_again_and_the_one_in_use_is_kept() -> None:
@@ -93,8 +99,21 @@ def test_a_gid_is_chosen_again_and_the_one_in_use_is_kept() -> None:
     assert chosen(other, replace(ROUTABLE, index=5)) == "::ffff:10.1.2.3"
     assert chosen(other) == "::ffff:10.1.2.4"
     assert device.spec.gid == "::ffff:10.1.2.3"  # as the engine still has it
+    assert not device.trouble
     assert chosen() == "None"
     assert not device.error  # it is open, and fails by its own events
+    assert "address" in device.trouble
+    assert "eth0" in device.fix
+    assert chosen(other) == "::ffff:10.1.2.4"
+    assert not device.trouble
+    assert not device.fix
+
+
+def test_the_reason_of_a_failure_is_kept_with_its_remedy() -> None:
+    device = verbs()
+    device.number, device.error, device.fix = 0, "its driver gave it up", "dmesg"
+    see_again(device, parse_config("").rdma, INVENTORY)
+    assert (device.error, device.fix) == ("its driver gave it up", "dmesg")
 
 
 def test_one_that_was_not_there_comes() -> None:
