@@ -8,7 +8,7 @@ nothing to complain about, so that a reader sees what was looked at.  Any other 
 import ipaddress
 from typing import Final
 
-from dqplbd.admin.model import DoctorFinding, PathClass
+from dqplbd.admin.model import Device, DoctorFinding, PathClass
 from dqplbd.cli.facts import (
     DaemonCheck,
     DaemonFacts,
@@ -138,9 +138,7 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
             "fail",
             f"{device.name} ({device.provider} {device.address or 'without address'}) is down: "
             f"{device.error or device.last_event or 'no reason given'}",
-            device.fix
-            or f"bring its network interface up (`ip link set {device.netdev or 'DEV'} up`) or correct devices in the "
-            "configuration",
+            device.fix or _mend(device),
         )
     flapped = [f"{device.name} ({device.downs} times)" for device in daemon.devices if device.downs and device.up]
     if flapped:
@@ -149,6 +147,16 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
         yield "fail", "there is no device", "list at least one under devices"
     elif not bad and not flapped:
         yield "ok", f"{len(daemon.devices)} of {len(daemon.devices)} devices are up", ""
+
+
+def _mend(device: Device) -> str:
+    """What to do about a device that is down, where nobody knows better."""
+    if device.state == "failed":
+        return "mend what the reason names, or correct devices in the configuration; it is tried again by itself"
+    return (
+        f"bring its network interface up (`ip link set {device.netdev or 'DEV'} up`); check cable and switch port, or "
+        "correct devices in the configuration"
+    )
 
 
 def _addresses(daemon: DaemonFacts, host: HostFacts) -> Findings:
@@ -193,7 +201,7 @@ def _mtu(daemon: DaemonFacts, host: HostFacts) -> Findings:
         for device in daemon.devices
         if device.rdma is None
         and device.mtu_bytes is not None
-        and device.mtu_bytes < JUMBO_MTU
+        and (device.netdev_mtu_bytes or device.mtu_bytes) < JUMBO_MTU
         and not _loopback(device.address)
     ]
     if small:
@@ -276,7 +284,7 @@ def _rails(daemon: DaemonFacts, host: HostFacts) -> Findings:
     odd = []
     for peer in daemon.peers:
         theirs = {device.rail for device in peer.devices}
-        if mine and peer.state == "up" and theirs and theirs != mine:
+        if mine and peer.host_id != daemon.status.host_id and peer.state == "up" and theirs and theirs != mine:
             odd.append(f"{peer.host_id} has rails {sorted(theirs)}")
     if odd:
         yield (
@@ -322,7 +330,7 @@ def _unknown(daemon: DaemonFacts, host: HostFacts) -> Findings:
 def _loss(daemon: DaemonFacts, host: HostFacts) -> Findings:
     lossy = [path for path in daemon.paths if (path.estimate.loss_ratio or 0) > LOSS_LIMIT]
     if lossy:
-        named = [f"{path.peer} by {path.device} {(path.estimate.loss_ratio or 0) * 100:.2g}%" for path in lossy]
+        named = [f"{path.peer} by {path.device} {(path.estimate.loss_ratio or 0) * 100:.3g}%" for path in lossy]
         yield (
             "warn",
             f"probes are lost on {len(lossy)} paths: {some(named)}",
@@ -344,7 +352,19 @@ def _silent(daemon: DaemonFacts, host: HostFacts) -> Findings:
             f"no probe was ever answered by {some(silent)}, though the host can be asked",
             "UDP between the devices is filtered: let it pass as TCP does; until then the class's RTT is assumed",
         )
-    else:
+    unsent = [
+        f"{path.peer} by {path.device}"
+        for path in daemon.paths
+        if path.estimate.probed and path.estimate.probes_ok == 0 and path.estimate.probes_send_error > 3
+    ]
+    if unsent:
+        yield (
+            "fail",
+            f"no probe could be sent to {some(unsent)}",
+            "have both devices addresses of one kind and network (`dqplb devices -o wide`, there and here)? is there a "
+            "route (`ip route get ADDRESS from OWN`) and a neighbour (`ip neigh`)?",
+        )
+    if not silent and not unsent:
         yield "ok", "every probed path has answered", ""
 
 
@@ -353,6 +373,13 @@ def _prober(daemon: DaemonFacts, host: HostFacts) -> Findings:
     for device in daemon.devices:
         prober = device.prober
         if prober is None:
+            if device.up:
+                said = True
+                yield (
+                    "fail",
+                    f"{device.name} has no prober: its paths are not measured, nor those of its peers to it",
+                    "the daemon's log says why; on RDMA usually the limit of locked memory; then restart it",
+                )
             continue
         if prober.samples_dropped:
             said = True

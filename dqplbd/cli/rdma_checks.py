@@ -14,6 +14,7 @@ __all__ = ["RDMA_CHECKS", "RDMA_HOST_CHECKS", "RDMA_JUMBO_MTU", "RDMA_MTU"]
 
 MEMLOCK_WANTED: Final = 8 * 2**30
 COUNTERS_AGE_LIMIT: Final = 120  # seconds; they are read every few
+_NO_NODE: Final = "no uverbs node"  # as the inventory says it
 RDMA_MTU: Final = 4096  # the largest there is
 RDMA_JUMBO_MTU: Final = 4200  # MTU of an interface that is enough for it, with all headers
 
@@ -72,8 +73,20 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
         return
     used = {rdma.rdma_device for _, rdma in _rdma_devices(daemon)}
     left_out = {one.port.rpartition("/")[0]: one.why for one in daemon.status.rdma_left_out}
+    open_now = {rdma.rdma_device for device, rdma in _rdma_devices(daemon) if device.state != "failed"}
+    refused = False
     for device in host.rdma:
-        if device.error is not None:
+        if device.error is not None and device.name in open_now:
+            # That the user of this command may not open it says nothing; but a node that is gone is gone for all.
+            if _NO_NODE in device.error:
+                refused = True
+                yield (
+                    "warn",
+                    f"{device.name}, which the daemon has open, is being removed: {device.error}",
+                    "the kernel waits until its users let go of it: restart the daemon, and see `rdma link`",
+                )
+        elif device.error is not None:
+            refused = True
             yield (
                 "warn",
                 f"{device.name} is in sysfs, but cannot be opened: {device.error}",
@@ -86,7 +99,7 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
                 f"{device.name} is there, but the daemon does not use it",
                 "data goes over other devices meanwhile: list it under devices, or let devices be auto",
             )
-    if used and not any(device.error for device in host.rdma):
+    if used and not refused:
         rest = [
             f"{one.name} ({left_out.get(one.name, 'not listed under devices')})"
             for one in host.rdma
@@ -102,7 +115,9 @@ def _ports(daemon: DaemonFacts, host: HostFacts) -> Findings:
             continue
         said = True
         physical = f", physically {rdma.physical_state}" if rdma.physical_state else ""
-        if rdma.link_layer == "ethernet":
+        if rdma.state == "nop":
+            fix = "its network interface or its driver is gone (`ip link`, `rdma link`, `dmesg`)"
+        elif rdma.link_layer == "ethernet":
             fix = f"`ip link set {device.netdev or 'DEV'} up`; cable, transceiver, switch port"
         elif rdma.state in ("init", "armed"):
             fix = "a subnet manager must make it active: is opensm, or that of the switch, running (`sminfo`)?"
@@ -142,7 +157,7 @@ def _gids(daemon: DaemonFacts, host: HostFacts) -> Findings:
     said = False
     looked = 0
     for device, _ in _rdma_devices(daemon):
-        if not device.gids:
+        if not device.gids or device.state == "failed":  # the reason of that is told as such
             continue
         looked += 1
         used = next((gid for gid in device.gids if gid.in_use), None)
@@ -257,10 +272,10 @@ def _rdma_events(daemon: DaemonFacts, host: HostFacts) -> Findings:
             yield "warn", f"{device.name}, in the last {span_text(rdma.recent_seconds)}: {what}", fix
         if rdma.age_seconds is None or rdma.age_seconds > COUNTERS_AGE_LIMIT:
             said = True
-            when = "never" if rdma.age_seconds is None else f"{rdma.age_seconds:.0f} s ago"
+            when = "never read" if rdma.age_seconds is None else f"last read {rdma.age_seconds:.0f} s ago"
             yield (
                 "warn",
-                f"{device.name}: its counters were last read {when}" + (f": {rdma.gone}" if rdma.gone else ""),
+                f"{device.name}: its counters were {when}" + (f": {rdma.gone}" if rdma.gone else ""),
                 "is the card there (`rdma link`), and does it answer (`dmesg`)?",
             )
     if not counting:

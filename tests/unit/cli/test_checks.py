@@ -204,6 +204,7 @@ TROUBLE: list[tuple[str, str, str, Callable[["SampleView"], Facts]]] = [
     ),
     ("class-mismatch", "warn", "odd1 (labels rack, RTT zone)", paths(mismatched)),
     ("class-unknown", "warn", "odd1", paths(lambda v: v.path("odd1", "tcp0", PathClass.UNKNOWN))),
+    ("probe-loss", "warn", "by tcp0 100%", paths(lambda v: v.path("odd1", "tcp0", PathClass.RACK, loss_ratio=0.9999))),
     ("probe-loss", "warn", "odd1 by tcp0 5%", paths(lambda v: v.path("odd1", "tcp0", PathClass.RACK, loss_ratio=0.05))),
     (
         "probe-silence",
@@ -211,6 +212,13 @@ TROUBLE: list[tuple[str, str, str, Callable[["SampleView"], Facts]]] = [
         "odd1",
         paths(lambda v: v.path("odd1", "tcp0", PathClass.RACK, probes_ok=0, probes_timeout=10, rtt_ns=None)),
     ),
+    (
+        "probe-silence",
+        "fail",
+        "no probe could be sent to odd1 by tcp0",
+        paths(lambda v: v.path("odd1", "tcp0", PathClass.RACK, probes_ok=0, probes_send_error=10, rtt_ns=None)),
+    ),
+    ("prober", "fail", "tcp0 has no prober", lambda v: facts(v, devices=[v.device("tcp0", 0, prober=None)])),
     (
         "prober",
         "warn",
@@ -262,7 +270,7 @@ TROUBLE: list[tuple[str, str, str, Callable[["SampleView"], Facts]]] = [
         "last read 500 s ago: /sys/class/infiniband/mlx5_0",
         lambda v: facts(v, devices=[rdma(v, age_seconds=500, gone="/sys/class/infiniband/mlx5_0: no such file")]),
     ),
-    ("rdma-events", "warn", "last read never", lambda v: facts(v, devices=[rdma(v)])),
+    ("rdma-events", "warn", "counters were never read", lambda v: facts(v, devices=[rdma(v)])),
     ("latency-bound", "warn", "128KiB each 240us is at most 4.369Gbit/s", paths(bound)),
     (
         "vc-failures",

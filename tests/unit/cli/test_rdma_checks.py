@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from dqplbd.admin.model import Device, DoctorFinding, GidCandidate, LeftOutPort,
 from dqplbd.cli.checks import run_checks
 from dqplbd.cli.facts import DaemonFacts, Facts, HostFacts, RdmaDevice, RouteFact
 from dqplbd.cli.rdma_checks import RDMA_CHECKS, RDMA_HOST_CHECKS
+from dqplbd.inventory.verbs import node_error
 
 if TYPE_CHECKING:
     from tests.unit.conftest import SampleView
@@ -132,6 +134,7 @@ def other_class(view: "SampleView") -> Facts:
     return facts(view, peers=peers)
 
 
+EACCES = replace(HOST, rdma=[RdmaDevice("mlx5_0", "EACCES")])
 Trouble = tuple[str, str, str, str, Callable[["SampleView"], Facts]]
 TROUBLE: list[Trouble] = [
     (
@@ -142,8 +145,22 @@ TROUBLE: list[Trouble] = [
         on_host(libibverbs="cannot open shared object"),
     ),
     ("memlock", "fail", "8MiB; rdma0 needs", "LimitMEMLOCK=infinity", memlock),
-    ("rdma-devices", "warn", "mlx5_0 is in sysfs", "group", on_host(rdma=[RdmaDevice("mlx5_0", "EACCES")])),
+    (
+        "rdma-devices",
+        "warn",
+        "mlx5_0 is in sysfs",
+        "group",
+        lambda view: facts(view, EACCES, device(up=False, state="failed")),
+    ),
+    (
+        "rdma-devices",
+        "warn",
+        "mlx5_0, which the daemon has open, is being removed",
+        "restart the daemon",
+        on_host(rdma=[RdmaDevice("mlx5_0", node_error("mlx5_0", Path("/nowhere")))]),
+    ),
     ("rdma-devices", "warn", "mlx5_0 is there, but", "auto", with_device(device(None, []))),
+    ("rdma-ports", "fail", "is nop", "driver is gone", with_device(rdma(state="nop"))),
     (
         "rdma-ports",
         "fail",
@@ -210,6 +227,10 @@ def test_each_finds_its_trouble(
     assert found, run_checks(make(view))
     assert words in found[0].summary
     assert fix in found[0].fix
+
+
+def test_what_only_the_user_of_the_command_may_not_open_is_no_trouble(view: "SampleView") -> None:
+    assert [one.level for one in of(run_checks(facts(view, EACCES)), "rdma-devices")] == ["ok"]
 
 
 def test_every_check_has_a_trouble_here() -> None:
