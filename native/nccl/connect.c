@@ -134,9 +134,9 @@ static void end_comm(struct dq_nccl_comm *comm)
 		comm->user->comms = comm->next;
 	if (comm->next)
 		comm->next->prev = comm->prev;
-	dq_nccl_comm_abandon(comm);
-	dqplb_flow_close(comm->flow); /* as above */
-	free(comm);
+	dqplb_flow *flow = comm->flow;
+	dq_nccl_comm_free(comm);
+	dqplb_flow_close(flow); /* as above */
 }
 
 dq_nccl_result dq_nccl_close_comm(struct dq_nccl_comm *comm)

@@ -185,6 +185,7 @@ struct dq_nccl_request {
 	uint8_t n;                       /* parts */
 	uint8_t posted;                  /* bit i: part i was given to the shim */
 	uint8_t done;                    /* bit i: part i is done, and its size known */
+	uint8_t block;                   /* in which it lies */
 };
 /* One message of a request. */
 union dq_nccl_part {
@@ -198,6 +199,15 @@ struct dq_nccl_deferred {
 	size_t offset, bytes;
 	uint64_t tag;
 };
+/* Places for requests. A receiving comm has one block of them, and another when there are flushes besides. A sending one gets more as
+ * it needs them: its peer may post 32 groups of 8, and whoever sends the last message of a group must find a place, however far
+ * those of the others are ahead. */
+#define DQ_NCCL_BLOCKS_MAX DQ_NCCL_RECVS_MAX
+struct dq_nccl_block {
+	uint32_t free;                   /* bit i: request i is free */
+	struct dq_nccl_request requests[DQ_NCCL_REQUESTS_MAX];
+	union dq_nccl_part parts[];      /* parts_a_request for each request */
+};
 struct dq_nccl_comm {
 	struct dq_nccl_user *user;
 	struct dq_nccl_comm *prev, *next;
@@ -207,14 +217,14 @@ struct dq_nccl_comm {
 	dq_nccl_result failed;           /* not SUCCESS: what everything on it gives from now on */
 	bool receives;
 	uint8_t parts_a_request;         /* 1, or DQ_NCCL_RECVS_MAX */
-	uint32_t free;                   /* bit i: request i is free */
+	uint8_t block_count;
+	uint16_t taken;                  /* requests that are not free */
 	struct dq_nccl_request *waiting; /* the one whose parts are in deferred[] */
-	struct dq_nccl_deferred deferred[DQ_NCCL_RECVS_MAX];
-	struct dq_nccl_request requests[DQ_NCCL_REQUESTS_MAX];
-	union dq_nccl_part parts[];      /* parts_a_request for each request */
+	struct dq_nccl_block *blocks[DQ_NCCL_BLOCKS_MAX];
+	struct dq_nccl_deferred deferred[]; /* receiving: DQ_NCCL_RECVS_MAX of them */
 };
 struct dq_nccl_comm *dq_nccl_comm_new(struct dq_nccl_user *user, int device, dqplb_flow *flow, bool receives);
-void dq_nccl_comm_abandon(struct dq_nccl_comm *comm); /* nobody will test its requests any more */
+void dq_nccl_comm_free(struct dq_nccl_comm *comm); /* nobody will test its requests any more; the flow is left alone */
 dq_nccl_result dq_nccl_isend(struct dq_nccl_comm *comm, void *data, size_t bytes, int tag, struct dq_nccl_mr *mr,
 			     void **out);
 dq_nccl_result dq_nccl_irecv(struct dq_nccl_comm *comm, int n, void *const *data, const size_t *bytes, const int *tags,

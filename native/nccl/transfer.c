@@ -17,8 +17,8 @@
  * it, the rest is kept here and goes first at the next call on the comm, before any later group.
  *
  * Room. All comms of a lane share its ring. Receives wait for messages, sends for receives: were one kind to take all room, both
- * ends could wait for each other. So each kind has its part; and in the second half of a part a comm may have one request only,
- * so that no comm keeps another from its first.
+ * ends could wait for each other. So each kind has its part, and the last of it is for comms that have nothing under way, so that
+ * no comm keeps another from its first. What is left is for connecting, closing and flushing.
  *
  * Completion. A receive that its owner watches for flags in the data (DQ_NCCL_OPTIONAL_RECV_COMPLETION) is received like any
  * other: the shim writes staged messages in the order that LL and LL128 rely on, and done means that all is there.
@@ -33,9 +33,9 @@ _Static_assert(DQ_NCCL_REQUESTS_MAX == 32 && DQ_NCCL_RECVS_MAX == 8, "bit masks"
 
 static union dq_nccl_part *parts_of(const struct dq_nccl_request *r)
 {
-	struct dq_nccl_comm *comm = r->comm;
+	struct dq_nccl_block *block = r->comm->blocks[r->block];
 
-	return &comm->parts[(size_t)(r - comm->requests) * comm->parts_a_request];
+	return &block->parts[(size_t)(r - block->requests) * r->comm->parts_a_request];
 }
 
 static uint8_t all(unsigned n)
@@ -43,10 +43,28 @@ static uint8_t all(unsigned n)
 	return (uint8_t)((1u << n) - 1);
 }
 
+static bool grow(struct dq_nccl_comm *comm)
+{
+	struct dq_nccl_block *block;
+
+	if (comm->block_count == DQ_NCCL_BLOCKS_MAX)
+		return false;
+	block = calloc(1, sizeof *block + (size_t)DQ_NCCL_REQUESTS_MAX * comm->parts_a_request * sizeof block->parts[0]);
+	if (!block)
+		return false;
+	block->free = UINT32_MAX;
+	for (uint32_t i = 0; i < DQ_NCCL_REQUESTS_MAX; i++) {
+		block->requests[i].comm = comm;
+		block->requests[i].block = comm->block_count;
+	}
+	comm->blocks[comm->block_count++] = block;
+	return true;
+}
+
 struct dq_nccl_comm *dq_nccl_comm_new(struct dq_nccl_user *user, int device, dqplb_flow *flow, bool receives)
 {
-	const size_t n = receives ? DQ_NCCL_RECVS_MAX : 1;
-	struct dq_nccl_comm *comm = calloc(1, sizeof *comm + DQ_NCCL_REQUESTS_MAX * n * sizeof comm->parts[0]);
+	const size_t n = receives ? DQ_NCCL_RECVS_MAX : 0;
+	struct dq_nccl_comm *comm = calloc(1, sizeof *comm + n * sizeof comm->deferred[0]);
 
 	if (!comm)
 		return NULL;
@@ -55,10 +73,11 @@ struct dq_nccl_comm *dq_nccl_comm_new(struct dq_nccl_user *user, int device, dqp
 	comm->flow = flow;
 	comm->device = device;
 	comm->receives = receives;
-	comm->parts_a_request = (uint8_t)n;
-	comm->free = UINT32_MAX;
-	for (uint32_t i = 0; i < DQ_NCCL_REQUESTS_MAX; i++)
-		comm->requests[i].comm = comm;
+	comm->parts_a_request = receives ? DQ_NCCL_RECVS_MAX : 1;
+	if (!grow(comm)) {
+		free(comm);
+		return NULL;
+	}
 	return comm;
 }
 
@@ -73,7 +92,7 @@ static void count(const struct dq_nccl_comm *comm, uint8_t op, uint32_t n)
 /* Room for n more messages of a kind on the lane; counts them when there is. */
 static bool admit(struct dq_nccl_comm *comm, _Atomic uint32_t *counter, uint32_t n)
 {
-	const uint32_t most = comm->lane->room / 16 * (comm->free == UINT32_MAX ? 7 : 4);
+	const uint32_t most = comm->lane->room / 16 * (comm->taken == 0 ? 7 : 6);
 
 	if (atomic_fetch_add_explicit(counter, n, memory_order_relaxed) + n <= most)
 		return true;
@@ -81,12 +100,21 @@ static bool admit(struct dq_nccl_comm *comm, _Atomic uint32_t *counter, uint32_t
 	return false;
 }
 
+/* NULL: no place. */
 static struct dq_nccl_request *take(struct dq_nccl_comm *comm, enum dq_nccl_op op, unsigned n)
 {
-	const unsigned i = (unsigned)__builtin_ctz(comm->free);
-	struct dq_nccl_request *r = &comm->requests[i];
+	const unsigned blocks = op == DQ_NCCL_RECV ? 1 : DQ_NCCL_BLOCKS_MAX;
+	struct dq_nccl_request *r;
+	unsigned i, b = 0;
 
-	comm->free &= ~(1u << i);
+	while (b < comm->block_count && !comm->blocks[b]->free)
+		b++;
+	if (b >= blocks || (b == comm->block_count && !grow(comm)))
+		return NULL;
+	i = (unsigned)__builtin_ctz(comm->blocks[b]->free);
+	comm->blocks[b]->free &= ~(1u << i);
+	comm->taken++;
+	r = &comm->blocks[b]->requests[i];
 	r->op = (uint8_t)op;
 	r->n = (uint8_t)n;
 	r->posted = r->done = 0;
@@ -95,8 +123,11 @@ static struct dq_nccl_request *take(struct dq_nccl_comm *comm, enum dq_nccl_op o
 
 static void give(struct dq_nccl_request *r)
 {
+	struct dq_nccl_block *block = r->comm->blocks[r->block];
+
 	r->op = DQ_NCCL_FREE;
-	r->comm->free |= 1u << (r - r->comm->requests);
+	block->free |= 1u << (r - block->requests);
+	r->comm->taken--;
 }
 
 /* Nothing more will come of this comm. */
@@ -148,9 +179,13 @@ dq_nccl_result dq_nccl_isend(struct dq_nccl_comm *comm, void *data, size_t bytes
 	mem = dq_nccl_mr_at(mr, comm->lane, data, bytes, &offset);
 	if (!mem)
 		return DQ_NCCL_INVALID_ARGUMENT;
-	if (!comm->free || !admit(comm, &comm->lane->sends, 1))
+	if (!admit(comm, &comm->lane->sends, 1))
 		return DQ_NCCL_SUCCESS;
 	r = take(comm, DQ_NCCL_SEND, 1);
+	if (!r) {
+		count(comm, DQ_NCCL_SEND, 1);
+		return DQ_NCCL_SUCCESS;
+	}
 	status = dqplb_send(comm->flow, mem, offset, bytes, (uint32_t)tag, &parts_of(r)->request);
 	if (status != DQPLB_OK) {
 		count(comm, DQ_NCCL_SEND, 1);
@@ -193,9 +228,13 @@ dq_nccl_result dq_nccl_irecv(struct dq_nccl_comm *comm, int n, void *const *data
 		d->bytes = bytes[i];
 		d->tag = (uint32_t)tags[i];
 	}
-	if (!comm->free || !admit(comm, &comm->lane->recvs, (uint32_t)n))
+	if (!admit(comm, &comm->lane->recvs, (uint32_t)n))
 		return DQ_NCCL_SUCCESS;
 	r = take(comm, DQ_NCCL_RECV, (unsigned)n);
+	if (!r) {
+		count(comm, DQ_NCCL_RECV, (uint32_t)n);
+		return DQ_NCCL_SUCCESS;
+	}
 	comm->waiting = r;
 	status = post_deferred(comm);
 	if (status == DQPLB_ERR_AGAIN && !r->posted) {
@@ -249,11 +288,11 @@ dq_nccl_result dq_nccl_iflush(struct dq_nccl_comm *comm, int n, void *const *dat
 		if (!mem)
 			return DQ_NCCL_INVALID_ARGUMENT;
 		if (!r) {
-			if (!comm->free) {
+			r = take(comm, DQ_NCCL_FLUSH, 0);
+			if (!r) {
 				DQ_NCCL_WARN("iflush with %d requests under way: expected fewer", DQ_NCCL_REQUESTS_MAX);
 				return DQ_NCCL_INTERNAL_ERROR;
 			}
-			r = take(comm, DQ_NCCL_FLUSH, 0);
 		}
 		parts_of(r)[r->n].mem = mem;
 		r->n++;
@@ -327,19 +366,23 @@ dq_nccl_result dq_nccl_test(struct dq_nccl_request *r, int *done, int *sizes)
 	return DQ_NCCL_SUCCESS;
 }
 
-void dq_nccl_comm_abandon(struct dq_nccl_comm *comm)
+static void abandon(struct dq_nccl_request *r)
 {
-	for (uint32_t k = 0; k < DQ_NCCL_REQUESTS_MAX; k++) {
-		struct dq_nccl_request *r = &comm->requests[k];
-
-		if (r->op == DQ_NCCL_FREE)
-			continue;
-		for (unsigned i = 0; i < r->n; i++) {
-			if ((r->posted & ~r->done) & 1u << i)
-				dqplb_abandon(parts_of(r)[i].request);
-			if (!(r->done & 1u << i))
-				count(comm, r->op, 1);
-		}
-		give(r);
+	for (unsigned i = 0; i < r->n; i++) {
+		if ((r->posted & ~r->done) & 1u << i)
+			dqplb_abandon(parts_of(r)[i].request);
+		if (!(r->done & 1u << i))
+			count(r->comm, r->op, 1);
 	}
+}
+
+void dq_nccl_comm_free(struct dq_nccl_comm *comm)
+{
+	for (unsigned b = 0; b < comm->block_count; b++) {
+		for (uint32_t k = 0; k < DQ_NCCL_REQUESTS_MAX; k++)
+			if (comm->blocks[b]->requests[k].op != DQ_NCCL_FREE)
+				abandon(&comm->blocks[b]->requests[k]);
+		free(comm->blocks[b]);
+	}
+	free(comm);
 }
