@@ -589,6 +589,11 @@ void job_load(struct net *n, unsigned copy, unsigned host, int version)
 
 int job_start(void **state)
 {
+	return job_start_with(state, 4ull << 30);
+}
+
+int job_start_with(void **state, uint64_t max_memory_bytes)
+{
 	static struct job job;
 	const int version = *(const int *)*state;
 
@@ -596,6 +601,7 @@ int job_start(void **state)
 	job.version = version;
 	net_log_clear();
 	nccl_hosts_start(2);
+	nccl_host_limits(max_memory_bytes, 16384);
 	for (unsigned i = 0; i < 2; i++)
 		job_load(&job.ranks[i], i, i, version);
 	*state = &job;

@@ -94,6 +94,7 @@ struct job {
 };
 
 int job_start(void **state);         /* cmocka: *state is a const int *, the version; becomes a struct job * */
+int job_start_with(void **state, uint64_t max_memory_bytes); /* that a process may have of its daemon */
 int job_stop(void **state);
 /* Load rank's copy of the plugin and attach it to a host's daemon. */
 void job_load(struct net *n, unsigned copy, unsigned host, int version);

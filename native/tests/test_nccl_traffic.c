@@ -243,6 +243,62 @@ static void receives_are_grouped(void **state)
 	free(in);
 }
 
+/* Ranks that share a comm go at their own pace. Those that are far ahead may not take the place of the one that everybody waits for. */
+static void who_is_ahead_keeps_nobody_back(void **state)
+{
+	enum { RANKS = DQ_NCCL_RECVS_MAX, SIZE = 64 };
+	struct job *job = *state;
+	struct job_pair p;
+	uint8_t *out, *in;
+	void *sends[RANKS][DQ_NCCL_REQUESTS_MAX], *mo, *mi;
+
+	if (job->version < 9)
+		return; /* no groups, so nobody shares */
+	out = bytes_alloc(SIZE);
+	in = bytes_alloc(RANKS * SIZE);
+	job_connect(&job->ranks[0], &job->ranks[1], &p);
+	mo = job_reg(p.from, p.send, out, SIZE);
+	mi = job_reg(p.to, p.recv, in, RANKS * SIZE);
+	job_fill(out, SIZE, 5);
+	/* The last rank has not begun. */
+	for (int rank = 0; rank < RANKS - 1; rank++) {
+		for (int i = 0; i < DQ_NCCL_REQUESTS_MAX; i++) {
+			sends[rank][i] = NULL;
+			job_ok(net_isend(p.from, p.send, out, SIZE, rank, mo, &sends[rank][i]));
+			assert_non_null(sends[rank][i]);
+		}
+	}
+	for (int i = 0; i < DQ_NCCL_REQUESTS_MAX; i++) {
+		void *data[RANKS], *mrs[RANKS], *request = NULL;
+		size_t sizes[RANKS];
+		int tags[RANKS], got[RANKS], done = 0;
+
+		for (int rank = 0; rank < RANKS; rank++) {
+			data[rank] = in + rank * SIZE;
+			mrs[rank] = mi;
+			sizes[rank] = SIZE;
+			tags[rank] = rank;
+		}
+		job_ok(net_irecv(p.to, p.recv, RANKS, data, sizes, tags, mrs, &request));
+		assert_non_null(request);
+		job_ok(net_test(p.to, request, &done, got));
+		assert_int_equal(done, 0);
+		sends[RANKS - 1][i] = job_isend(&p, out, SIZE, RANKS - 1, mo);
+		job_wait(p.to, request, got);
+		for (int rank = 0; rank < RANKS; rank++) {
+			assert_int_equal(got[rank], SIZE);
+			job_check(in + rank * SIZE, SIZE, 5);
+			job_wait(p.from, sends[rank][i], NULL);
+		}
+		memset(in, 0, RANKS * SIZE);
+	}
+	job_ok(net_dereg(p.from, p.send, mo));
+	job_ok(net_dereg(p.to, p.recv, mi));
+	job_close(&p);
+	free(out);
+	free(in);
+}
+
 /* A request that is not there is how the plugin says "later"; it says so at last when nothing is taken off. */
 static void no_request_is_back_pressure(void **state)
 {
@@ -374,6 +430,87 @@ static void memory_of_the_library_is_not_copied(void **state)
 	job_ok(net_dereg(p.to, p.recv, mi));
 	dqplb_close(ctx[0]);
 	job_close(&p);
+}
+
+static int start_with_little_memory(void **state)
+{
+	return job_start_with(state, 80u << 20); /* rings, and one chunk of staging memory */
+}
+
+/* Both ways on several comms, with more under way than staging memory holds: some wait, none for ever. */
+static void little_memory_is_enough(void **state)
+{
+	enum { PAIRS = 6, SIZE = 3 << 20, COUNT = 12 };
+	struct job *job = *state;
+	struct lane {
+		struct job_pair p;
+		uint8_t *out, *in;
+		void *mo, *mi, *sends[STEPS], *recvs[STEPS];
+		unsigned sent, posted, done_sends, done_recvs;
+	} *lanes = calloc(PAIRS, sizeof *lanes);
+	const double end = job_now_s() + 2 * JOB_PATIENCE_S;
+	unsigned left = PAIRS, put_off = 0;
+
+	assert_non_null(lanes);
+	for (unsigned i = 0; i < PAIRS; i++) {
+		struct lane *l = &lanes[i];
+
+		job_connect(&job->ranks[i % 2], &job->ranks[1 - i % 2], &l->p);
+		l->out = bytes_alloc(SIZE);
+		l->in = bytes_alloc(STEPS * SIZE);
+		job_fill(l->out, SIZE, i);
+		l->mo = job_reg(l->p.from, l->p.send, l->out, SIZE);
+		l->mi = job_reg(l->p.to, l->p.recv, l->in, STEPS * SIZE);
+	}
+	while (left) {
+		left = 0;
+		for (unsigned i = 0; i < PAIRS; i++) {
+			struct lane *l = &lanes[i];
+			int done = 0, bytes = 0, tag = 0;
+
+			if (l->posted < COUNT && l->posted < l->done_recvs + STEPS) {
+				void *at = l->in + (size_t)(l->posted % STEPS) * SIZE, **r = &l->recvs[l->posted % STEPS];
+				size_t room = SIZE;
+
+				job_ok(net_irecv(l->p.to, l->p.recv, 1, &at, &room, &tag, &l->mi, r));
+				l->posted += *r != NULL;
+				put_off += !*r;
+			}
+			if (l->sent < COUNT && l->sent < l->done_sends + STEPS) {
+				void **r = &l->sends[l->sent % STEPS];
+
+				job_ok(net_isend(l->p.from, l->p.send, l->out, SIZE - l->sent, tag, l->mo, r));
+				l->sent += *r != NULL;
+				put_off += !*r;
+			}
+			if (l->done_recvs < l->posted) {
+				job_ok(net_test(l->p.to, l->recvs[l->done_recvs % STEPS], &done, &bytes));
+				if (done) {
+					assert_int_equal(bytes, SIZE - l->done_recvs);
+					assert_memory_equal(l->in + (size_t)(l->done_recvs % STEPS) * SIZE, l->out, (size_t)bytes);
+					l->done_recvs++;
+				}
+			}
+			if (l->done_sends < l->sent) {
+				job_ok(net_test(l->p.from, l->sends[l->done_sends % STEPS], &done, NULL));
+				l->done_sends += done != 0;
+			}
+			left += l->done_sends < COUNT || l->done_recvs < COUNT;
+		}
+		if (left && job_now_s() > end)
+			job_fail("%u of %u comms are stuck; warnings: %s", left, PAIRS, net_log_text());
+	}
+	assert_true(put_off > 0); /* else memory was not little */
+	for (unsigned i = 0; i < PAIRS; i++) {
+		struct lane *l = &lanes[i];
+
+		job_ok(net_dereg(l->p.from, l->p.send, l->mo));
+		job_ok(net_dereg(l->p.to, l->p.recv, l->mi));
+		job_close(&l->p);
+		free(l->out);
+		free(l->in);
+	}
+	free(lanes);
 }
 
 /* Registered once, used by another comm, and by a comm of another communicator: the properties say that it may be. */
@@ -811,9 +948,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_send_longer_than_its_receive_fails, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_receiver_that_has_all_may_close, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(receives_are_grouped, job_start, job_stop),
+		cmocka_unit_test_setup_teardown(who_is_ahead_keeps_nobody_back, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(no_request_is_back_pressure, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_flush_ends, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(memory_of_the_library_is_not_copied, job_start, job_stop),
+		cmocka_unit_test_setup_teardown(little_memory_is_enough, start_with_little_memory, job_stop),
 		cmocka_unit_test_setup_teardown(memory_of_one_comm_serves_others, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(flags_of_ll, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(flags_of_ll_in_one_line, job_start, job_stop),
