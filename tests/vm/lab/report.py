@@ -23,8 +23,14 @@ FIRST_RTTS: Final = 20
 RTT_ERROR_NS: Final = 3_000
 THROUGHPUT: Final = 0.97
 QUEUE: Final = 0.1
-SENT_AGAIN: Final = ("rcvd_rnr_err", "rcvd_seq_err", "completer_retry_err", "duplicate_request", "out_of_seq_request")
-"""Counters of rxe that tell of something to be sent again: nothing has reason to be."""
+LOST: Final = ("rcvd_rnr_err", "rcvd_seq_err", "out_of_seq_request")
+"""Counters of rxe that tell of something lost or refused: nothing has reason to be."""
+TIMED_OUT: Final = ("completer_retry_err", "duplicate_request")
+"""Counters of rxe that tell of something sent again after a time-out.
+
+rxe does not start the time anew when there is something new to wait for: what begins just before the time of something
+long acknowledged is over, is sent again without need.
+"""
 QP_PACKETS: Final = 128
 """Packets of one queue pair that rxe lets be unacknowledged."""
 
@@ -147,8 +153,10 @@ def rows_of(job: Job, results: dict[str, Any]) -> list[Row]:
         target = QUEUE if computed and job.strict else None
         rows.append(Row(f"{head}_queue_after", "bytes", one.after_bytes, reference, target, "low"))
         rows.append(Row(f"{head}_queue_drops", "packets", one.drops, None, 0, "low", "value"))
-        again = sum(results[name]["counters"].get(counter, 0) for counter in SENT_AGAIN)
-        rows.append(Row(f"{head}_sent_again", "events", again, None, 0, "low", "value"))
+        lost = sum(results[name]["counters"].get(counter, 0) for counter in LOST)
+        rows.append(Row(f"{head}_lost", "events", lost, None, 0, "low", "value"))
+        again = sum(results[name]["counters"].get(counter, 0) for counter in TIMED_OUT)
+        rows.append(Row(f"{head}_timed_out", "events", again, note="rxe's timer, without need"))
     cap = QP_PACKETS * MTU_BYTES * results["static"]["paths"][0]["qps"]
     rows.append(Row(f"{prefix}_static_inflight_rxe", "bytes", min(cap, static.inflight_bytes), static.inflight_bytes))
     return rows
