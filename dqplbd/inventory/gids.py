@@ -118,6 +118,7 @@ _ROUTABLE: Final = 16
 _FAMILY: Final = 8
 _USABLE: Final = 1
 _MATTERS: Final = _ROUTABLE  # a difference of the score from here on is worth a change of the GID in use
+_INDEX_MAX: Final = 255  # struct ibv_global_route has 8 bits for it
 _FIRST: Final = 2  # the first GID of an InfiniBand port
 
 
@@ -136,6 +137,8 @@ def _score_ib(gid: Gid) -> Candidate:
 
 def score_gid(gid: Gid, policy: GidPolicy) -> Candidate:
     """Score one GID by the rules of the module's text."""
+    if gid.index > _INDEX_MAX:
+        return Candidate(gid, 0, (f"index {gid.index} is beyond {_INDEX_MAX}, the last that queue pairs can name",))
     if gid.kind is GidKind.IB:
         return _score_ib(gid)
     address = gid_ip(gid.address)

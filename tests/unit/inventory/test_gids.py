@@ -100,6 +100,15 @@ def test_the_one_in_use_stays_until_another_is_clearly_better() -> None:
     assert choose_gid([v4], POLICY, current=v6.address).gid == v4  # it is gone
 
 
+def test_an_index_that_queue_pairs_cannot_name_is_not_used() -> None:
+    far, near = gid("::ffff:10.1.2.3", index=256), gid("fe80::1", index=255)
+    choice = choose_gid([far, near], GidPolicy(), current=far.address)
+    assert choice.gid == near
+    assert "256 is beyond 255" in choice.table[1].reasons[0]
+    assert "10.1.2.3" in choose_gid([far], GidPolicy(), pinned=far.address).why
+    assert "beyond 255" in choose_gid([far], GidPolicy()).why
+
+
 ADDRESSES = st.sampled_from(
     ["::", "fe80::1", "fe80::2", "2001:db8::1", "::ffff:10.1.2.3", "::ffff:10.1.2.4", "::ffff:169.254.1.1", "ff02::1"]
 )
