@@ -482,7 +482,7 @@ class VcBroker:
         if self._vcs.get(vc.number) is not vc or vc.connecting:
             return f"rail {reply.rail}: gone meanwhile"
         if reply.error is not None or reply.limits is None:
-            return f"rail {reply.rail}: {reply.error or 'no limits in the answer'}"
+            return f"rail {reply.rail}: {vc.path.host_id} answers: {reply.error or 'no limits'}"
         limits = reply.limits
         for name in ("qps", "depth", "credits", "segment_bytes"):
             if getattr(limits, name) > getattr(offered, name):

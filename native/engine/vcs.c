@@ -179,7 +179,7 @@ static const char *status_text(uint8_t status)
 {
 	switch (status) {
 	case DQ_WC_FLUSHED: return "flushed";
-	case DQ_WC_REMOTE_ACCESS: return "a write was refused, here or by the peer: its key, bounds or rights are wrong";
+	case DQ_WC_REMOTE_ACCESS: return "a write was refused, here or by the peer: its key, bounds or rights are wrong, or the peer ended";
 	case DQ_WC_REMOTE_GONE: return "the peer closed the connection";
 	case DQ_WC_TIMEOUT: return "no answer before the deadline";
 	case DQ_WC_LOCAL: return "local error";

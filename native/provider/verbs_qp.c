@@ -232,7 +232,7 @@ static const char *hint(const struct dq_verbs_qp *qp, const struct dq_verbs_peer
 {
 	if (code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH || code == ENETDOWN)
 		return "; no route or neighbour: is the peer up, and are both GIDs of networks that reach each other?";
-	if (code != EINVAL && code != ENODEV)
+	if (code != EINVAL && code != ENODEV && code != ENODATA)
 		return "";
 	if (!qp->dev->infiniband && !dq_verbs_gids_alike(&peer->gid, &qp->port.gid))
 		return "; GIDs of different kinds (IPv4, IPv6, link-local) do not reach each other: both interfaces need addresses of one kind";
