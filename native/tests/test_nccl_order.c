@@ -190,6 +190,13 @@ static void communicators_share_few_clients(void **state)
 	job_close(&p);
 	job_ok(net_finalize(&second));
 
+	/* Once more, of what is no more, and of nothing: nobody else loses by it. */
+	net_finalize(&second);
+	if (job->version >= 11) {
+		second.ctx = NULL;
+		net_finalize(&second);
+	}
+
 	/* The first one goes on. */
 	job_connect(&first, &job->ranks[1], &p);
 	exchange(&p, 2);
@@ -224,6 +231,16 @@ static void no_daemon_no_network(void **state)
 	assert_int_equal(net_init(&n, 1), DQ_NCCL_INVALID_USAGE);
 	assert_true(net_log_has("DQPLB_SOCKET"));
 	net_unload(&n);
+
+	/* A program that tries again later finds the daemon that was started meanwhile. */
+	assert_true(net_load(&n, net_plugin_path(), version));
+	setenv("DQPLB_SOCKET", "/tmp/no-such-folder/client.sock", 1);
+	assert_int_equal(net_init(&n, 1), DQ_NCCL_SYSTEM_ERROR);
+	setenv("DQPLB_SOCKET", nccl_host_socket(0), 1);
+	job_ok(net_init(&n, 1));
+	job_ok(net_finalize(&n));
+	net_unload(&n);
+	assert_true(nccl_host_clients_wait(0, 0, JOB_PATIENCE_S));
 	assert_int_equal(job_threads(), threads);
 	assert_int_equal(fds_open(), files);
 }
@@ -617,7 +634,7 @@ int main(void)
 		cmocka_unit_test(all_versions_are_found),
 		cmocka_unit_test_setup_teardown(properties_are_those_of_the_device, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(communicators_share_few_clients, job_start, job_stop),
-		cmocka_unit_test(no_daemon_no_network),
+		cmocka_unit_test_setup_teardown(no_daemon_no_network, hosts_only, hosts_stop),
 		cmocka_unit_test_setup_teardown(connecting_is_asked_for_thousands_of_times, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(asking_makes_no_system_calls, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(a_listener_accepts_one_after_the_other, job_start, job_stop),
