@@ -353,6 +353,36 @@ static void the_own_daemon_is_gone(void **state)
 	it_still_works(job);
 }
 
+/* What PyTorch's data loaders do: a child that has all this in its memory, and must not touch it. */
+static void a_child_is_told_to_keep_off(void **state)
+{
+	struct job *job = *state;
+	struct transfer t;
+	int status;
+	pid_t child;
+
+	transfer_open(job, &t);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		void *request = NULL, *listener = NULL;
+		char handle[DQ_NCCL_HANDLE_BYTES];
+
+		if (net_isend(t.p.from, t.p.send, t.out, 8, 0, t.mo, &request) != DQ_NCCL_INVALID_USAGE)
+			_exit(1);
+		if (net_listen(t.p.from, 0, handle, &listener) != DQ_NCCL_INVALID_USAGE)
+			_exit(2);
+		_exit(0); /* as a data loader ends: without a word to the plugin */
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	job_ok(net_dereg(t.p.from, t.p.send, t.mo));
+	job_ok(net_dereg(t.p.to, t.p.recv, t.mi));
+	job_close(&t.p);
+	transfer_free(&t);
+	it_still_works(job);
+}
+
 /* --- a peer's process --------------------------------------------------------------------------------------------- */
 
 static char own_program[512];
@@ -469,6 +499,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test_setup_teardown(a_path_fails, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(the_peers_daemon_is_gone, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(the_own_daemon_is_gone, job_start, job_stop),
+		cmocka_unit_test_setup_teardown(a_child_is_told_to_keep_off, job_start, job_stop),
 		cmocka_unit_test_setup_teardown(the_peers_process_is_killed, job_start, job_stop),
 	};
 	int unfit;
