@@ -40,6 +40,7 @@ PROTOCOLS: Final = ("", "LL", "LL128", "Simple")
 SKIPPED: Final = 77
 RANK: Final = Path(__file__).with_name("rank.py")
 TIMEOUT_S: Final = 300.0
+_TAIL: Final = 6000  # characters of a failed rank's output
 
 _LOOK: Final = """
 import json
@@ -191,21 +192,22 @@ def run(
     port = free_port()
     before = carried(cluster)
     outcome = Outcome(protocol)
-    ranks = [
-        subprocess.Popen(
-            [python, "-P", str(RANK), *arguments],
-            env={**os.environ, **rank_environment(rank, cluster[name].client_socket, port, machine, protocol, debug)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        for rank, name in enumerate(HOSTS)
-    ]
+    logs = [cluster.folder / f"rank{rank}.log" for rank in range(len(HOSTS))]  # NCCL_DEBUG=INFO would fill a pipe
+    ranks = []
+    for rank, name in enumerate(HOSTS):
+        variables = rank_environment(rank, cluster[name].client_socket, port, machine, protocol, debug)
+        with logs[rank].open("wb") as log:
+            ranks.append(
+                subprocess.Popen(
+                    [python, "-P", str(RANK), *arguments],
+                    env={**os.environ, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
     deadline = time.monotonic() + TIMEOUT_S
-    said = ["", ""]
     try:
-        # Their output is small, a screen or so: it waits in the pipes until the end.
         while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
             outcome.clients |= attached(cluster)
             if any(process.poll() not in (None, 0) for process in ranks):
@@ -213,16 +215,22 @@ def run(
             time.sleep(0.2)
     finally:
         stuck = [rank for rank, process in enumerate(ranks) if process.poll() is None]
-        for rank, process in enumerate(ranks):
+        for process in ranks:
             process.kill()
-            said[rank] = process.communicate()[0]
-    for rank, process in enumerate(ranks):
-        if rank in stuck or process.returncode != 0:
-            what = "did not end" if rank in stuck else f"ended with {process.returncode}"
-            raise JobError(
-                f"NCCL_PROTO={protocol or 'unset'}: rank {rank} {what}; the end of its output:\n{said[rank][-6000:]}"
-            )
+            process.wait()
+    said = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    failed = [
+        f"rank {rank} {'did not end' if rank in stuck else f'ended with {process.returncode}'}; "
+        f"the end of its output:\n{said[rank][-_TAIL:]}"
+        for rank, process in enumerate(ranks)
+        if rank in stuck or process.returncode != 0
+    ]
+    if failed:
+        raise JobError(f"NCCL_PROTO={protocol or 'unset'}: " + "\n".join(failed))
+    for rank in range(len(HOSTS)):
         outcome.reports.append(json.loads(next(line for line in said[rank].splitlines()[::-1] if line.startswith("{"))))
+        if debug != "WARN":
+            print(said[rank], file=sys.stderr)
     after = carried(cluster)
     outcome.carried_bytes = {name: after[name] - before[name] for name in HOSTS}
     check(outcome)

@@ -117,6 +117,18 @@ def test_the_plugin_is_found_in_that_environment(cluster: Cluster, rank: int) ->
     assert json.loads(done.stdout) == {"name": variables["NCCL_NET"]}
 
 
+def test_ranks_that_fail_are_shown(cluster: Cluster) -> None:
+    with pytest.raises(job.JobError, match=r"(?s)rank 0 ended with 2;.*no-such-option.*rank 1 ended with 2;"):
+        job.run(cluster, NO_GPU, arguments=["--no-such-option"])
+
+
+def test_ranks_that_use_another_network_fail(cluster: Cluster) -> None:
+    """PyTorch on CPUs has all values right, and none of them came through the daemons."""
+    pytest.importorskip("torch")
+    with pytest.raises(job.JobError, match="did not go through"):
+        job.run(cluster, NO_GPU, arguments=["--backend", "gloo", "--sizes", "1000", "--rate-elements", "0"])
+
+
 def test_daemons_tell_what_they_carried(cluster: Cluster) -> None:
     assert job.carried(cluster) == dict.fromkeys(job.HOSTS, 0)
     assert AdminClient(cluster["gpu1"].admin).clients() == []
