@@ -461,11 +461,6 @@ const char *nccl_host_device(unsigned host)
 	return "dev0"; /* as host_start() names it */
 }
 
-const char *nccl_host_provider(void)
-{
-	return transport_provider();
-}
-
 void nccl_host_kill(unsigned host)
 {
 	pthread_mutex_lock(&lock);

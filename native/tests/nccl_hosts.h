@@ -20,7 +20,6 @@ void nccl_hosts_stop(void);                     /* engines, sockets, files: noth
 
 const char *nccl_host_socket(unsigned host);    /* path of its attach socket, to be told in DQPLB_SOCKET */
 const char *nccl_host_device(unsigned host);    /* name of its device */
-const char *nccl_host_provider(void);
 void nccl_host_kill(unsigned host);             /* its daemon is gone: sockets closed, engine ended, nobody listens there */
 void nccl_host_revive(unsigned host);           /* a new daemon of that name, with another epoch */
 void nccl_hosts_cut(void);                      /* every VC between hosts fails; new ones are made when asked for */

@@ -384,7 +384,7 @@ static void asking_makes_no_system_calls(void **state)
 		skip();
 }
 
-/* One listener, several senders, as NCCL's shared connections do not do but a handle allows. */
+/* One listener, several senders: NCCL makes a listener for each, but a handle allows it. */
 static void a_listener_accepts_one_after_the_other(void **state)
 {
 	struct job *job = *state;
