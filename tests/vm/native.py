@@ -5,8 +5,9 @@ Built on the host, since a guest can only read::
 
     python tests/vm/native.py
 
-and run in a guest by test_native.py, under the undefined sanitizer, and by test_memcheck.py, under valgrind.  The
-guest's address space is too small for the address and thread sanitizers; the host runs those over tcp.
+and run in a guest by test_native.py, under the undefined sanitizer, and by test_memcheck.py, under valgrind.  User-Mode
+Linux has too small an address space for the address and thread sanitizers: those are run over tcp on the host, and by
+test_sanitized.py where the tests run on the host itself or in a virtual machine.
 """
 
 import argparse
@@ -20,11 +21,21 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.append(str(ROOT))
+
+from tests.vm.guest import place  # noqa: E402
+
 BUILDS: Final[dict[str, tuple[str, ...]]] = {
     "rdma-undefined": ("-Db_sanitize=undefined",),
     "rdma-memcheck": (),
 }
 """Folders below build/, and the options of Meson that make them differ."""
+WIDE_BUILDS: Final[dict[str, tuple[str, ...]]] = {
+    "rdma-address": ("-Db_sanitize=address,undefined",),
+    "rdma-thread": ("-Db_sanitize=thread",),
+}
+"""Likewise; they want more address space than User-Mode Linux has."""
 SUITE: Final = "rdma"
 
 
@@ -46,7 +57,7 @@ class NativeTest:
 def tests(build: str) -> list[NativeTest]:
     """The tests that want RDMA devices, of one build, in Meson's order.
 
-    :param build: key of BUILDS.
+    :param build: key of BUILDS or WIDE_BUILDS.
     :raises FileNotFoundError: it was not built.
     """
     folder = ROOT / "build" / build / "meson-info"
@@ -94,6 +105,7 @@ def run(
             "DQ_TEST_ADDRESS_B": devices[1],
             "DQ_TEST_REQUIRE": "1",
             "UBSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:print_stacktrace=1",
+            "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
         },
     )
 
@@ -114,7 +126,7 @@ def build_all(jobs: int) -> None:
             print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
             done.check_returncode()
 
-    for name, options in BUILDS.items():
+    for name, options in (BUILDS if place() == "uml" else BUILDS | WIDE_BUILDS).items():
         folder = ROOT / "build" / name
         if not (folder / "build.ninja").is_file():
             meson("setup", str(folder), "-Dpython=false", "-Dtests=true", *options)

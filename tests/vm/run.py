@@ -8,6 +8,7 @@ what it needs beyond the usual::
     MEMORY_MB = 1024
     TIMEOUT_S = 240
     EMULATED = False        # too slow where QEMU emulates the processor
+    PLACES = ("native", "qemu")  # elsewhere it cannot run
 
 Files in ``host/`` test the guest itself, from the host.  Prints a line a group, and the whole output of those that
 failed.  Writes ``build/rdma/junit.xml``.  What is not understood here goes to pytest: ``-k word``, ``-x``.
@@ -40,7 +41,14 @@ from tests.vm.kernel.build import KernelError  # noqa: E402
 
 OUT: Final = ROOT / "build/rdma"
 TIMES: Final = ("real", "simulated")
-DEFAULTS: Final[dict[str, Any]] = {"TIMES": ("real",), "MEMORY_MB": 768, "TIMEOUT_S": 300, "EMULATED": True}
+PLACES: Final = ("native", "uml", "qemu")
+DEFAULTS: Final[dict[str, Any]] = {
+    "TIMES": ("real",),
+    "MEMORY_MB": 768,
+    "TIMEOUT_S": 300,
+    "EMULATED": True,
+    "PLACES": PLACES,
+}
 HOST: Final = "host"
 NO_TESTS: Final = 5
 """What pytest ends with when it was told to run none."""
@@ -55,6 +63,7 @@ class Group:
     memory_mb: int
     timeout_s: float
     emulated: bool
+    places: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -87,6 +96,8 @@ def wants(file: Path) -> dict[str, Any]:
     unknown = set(said["TIMES"]) - set(TIMES)
     if unknown or not said["TIMES"]:
         raise SystemExit(f"{file}: TIMES is {said['TIMES']}; expected some of {TIMES}")
+    if set(said["PLACES"]) - set(PLACES):
+        raise SystemExit(f"{file}: PLACES is {said['PLACES']}; expected some of {PLACES}")
     return said
 
 
@@ -95,7 +106,10 @@ def groups(files: Sequence[Path]) -> list[Group]:
     found = []
     for file in files:
         said = wants(file) if file.parent == HERE else {**wants(file), "TIMES": (HOST,)}
-        found += [Group(file, kind, said["MEMORY_MB"], said["TIMEOUT_S"], said["EMULATED"]) for kind in said["TIMES"]]
+        found += [
+            Group(file, kind, said["MEMORY_MB"], said["TIMEOUT_S"], said["EMULATED"], said["PLACES"])
+            for kind in said["TIMES"]
+        ]
     return sorted(found, key=lambda group: (-group.timeout_s, group.name))
 
 
@@ -103,6 +117,8 @@ def why_left_out(group: Group) -> str:
     """Why a group cannot run here; empty where it can."""
     if group.time == "simulated":
         return no_simulated_time()
+    if place() not in group.places:
+        return f"it cannot run in {place()}, but in {' or '.join(group.places)}: see DQPLBD_VM"
     if not group.emulated and place() == "qemu" and not qemu.hardware():
         return "it is too slow where QEMU emulates the processor"
     return ""
