@@ -101,7 +101,7 @@ static void any_entries(void **state)
 			fill(&r, &s, sizeof s);
 			/* Most are nearly right, so that they get past the first check. */
 			if (prng_next(&r) % 8)
-				s.op = (uint16_t)(1 + prng_next(&r) % 12);
+				s.op = (uint16_t)(1 + prng_next(&r) % 13);
 			if (prng_next(&r) % 2)
 				s.flow = (uint32_t)(prng_next(&r) % 8);
 			if (prng_next(&r) % 2)

@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 REQUEST = struct.Struct("<IHHQQQQ64s")  # struct dq_client_request of native/shim/layout.h
 MAGIC = 0x42505144
-ATTACH, DEVICES, MEM_ALLOC, MEM_DMABUF, MEM_FREE = range(1, 6)
+ATTACH, DEVICES, MEM_ALLOC, MEM_DMABUF, MEM_FREE, MEM_SHARE, HINT = range(1, 8)
 QUIET: dict[str, Any] = {"probing": {"interval_s": 5}}
 
 
@@ -169,9 +169,11 @@ def test_wrong_datagrams_at_the_attach_socket(make_cluster: MakeCluster, wait_un
         good + b"\0",
         own.randbytes(60_000),
         request(0),
-        request(6),
+        request(HINT + 1),
         request(65535),
         request(MEM_ALLOC, 4096),
+        request(MEM_SHARE, 0, 0),
+        request(HINT, 1, 1),
         request(DEVICES),
         attach(magic=0),
         attach(version=2),
@@ -200,7 +202,7 @@ def test_wrong_datagrams_at_the_attach_socket(make_cluster: MakeCluster, wait_un
                 assert word in answer[1]
                 assert reply(sock) is None
         # After the attach, too.
-        for data in [*wrong[:4], request(0), request(6), good, request(MEM_DMABUF, 4096)]:
+        for data in [*wrong[:4], request(0), request(HINT + 1), good, request(MEM_DMABUF, 4096)]:
             with raw(cluster, "a") as sock:
                 sock.send(good)
                 answer = reply(sock)
@@ -216,6 +218,8 @@ def test_wrong_datagrams_at_the_attach_socket(make_cluster: MakeCluster, wait_un
             (request(MEM_ALLOC, 4096, 2**64 - 1), Status.INVALID),
             (request(MEM_FREE, 12345), Status.INVALID),
             (request(MEM_FREE, 2**64 - 1), Status.INVALID),
+            (request(MEM_SHARE, 12345, 0), Status.PERMISSION),
+            (request(MEM_SHARE, 2**64 - 1, 2**64 - 1), Status.PERMISSION),
         ):
             with raw(cluster, "a") as sock:
                 sock.send(good)
