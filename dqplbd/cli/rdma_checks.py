@@ -74,7 +74,15 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
     used = {rdma.rdma_device for _, rdma in _rdma_devices(daemon)}
     left_out = {one.port.rpartition("/")[0]: one.why for one in daemon.status.rdma_left_out}
     open_now = {rdma.rdma_device for device, rdma in _rdma_devices(daemon) if device.state != "failed"}
-    refused = False
+    refused = renamed = False
+    for one in daemon.devices:
+        if one.provider == "verbs" and one.rdma is None and one.state != "failed":
+            renamed = True
+            yield (
+                "warn",
+                f"{one.name} works, but the RDMA device that the configuration names is not there any more",
+                "it was renamed, or is going: put the name that `rdma link` lists into devices before the next restart",
+            )
     for device in host.rdma:
         if device.error is not None and device.name in open_now:
             # That the user of this command may not open it says nothing; but a node that is gone is gone for all.
@@ -93,13 +101,13 @@ def _devices(daemon: DaemonFacts, host: HostFacts) -> Findings:
                 "in a container: pass /dev/infiniband and allow its device cgroup; else add the daemon's account to "
                 "the group of the node",
             )
-        elif not used and device.name not in left_out:
+        elif not used and not renamed and device.name not in left_out:
             yield (
                 "warn",
                 f"{device.name} is there, but the daemon does not use it",
                 "data goes over other devices meanwhile: list it under devices, or let devices be auto",
             )
-    if used and not refused:
+    if used and not refused and not renamed:
         rest = [
             f"{one.name} ({left_out.get(one.name, 'not listed under devices')})"
             for one in host.rdma

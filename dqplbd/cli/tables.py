@@ -2,6 +2,7 @@
 """From the models of the API to tables for people.  Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from dqplbd.admin.model import (
     BenchReport,
@@ -11,6 +12,7 @@ from dqplbd.admin.model import (
     ExplanationStep,
     LeftOutPort,
     Path,
+    PathProbe,
     Peer,
     ProbeReport,
     Status,
@@ -545,6 +547,15 @@ def client_table(clients: Sequence[Client]) -> Table:
     return Table(columns, rows)
 
 
+_PROBE_FATES: Final = {"timeout": "without answer", "send_error": "could not be sent", "invalid": "with a bad answer"}
+
+
+def _lost(path: PathProbe) -> str:
+    """What became of the probes that measured nothing."""
+    fates = [sample.result for sample in path.samples]
+    return dash(", ".join(f"{fates.count(fate)} {words}" for fate, words in _PROBE_FATES.items() if fate in fates))
+
+
 def probe_table(report: ProbeReport) -> Table:
     """One row a path."""
     columns = [
@@ -557,6 +568,7 @@ def probe_table(report: ProbeReport) -> Table:
         Column("min", "right"),
         Column("median", "right"),
         Column("max", "right"),
+        Column("not measured"),
     ]
     rows = [
         (
@@ -569,6 +581,7 @@ def probe_table(report: ProbeReport) -> Table:
             _ns(path.rtt_min_ns),
             _ns(path.rtt_p50_ns),
             _ns(path.rtt_max_ns),
+            _lost(path),
         )
         for path in report.paths
     ]

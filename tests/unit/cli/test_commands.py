@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dqplbd
-from dqplbd.admin.model import ConfigProblem, Live, PathClass, Peer
+from dqplbd.admin.model import ConfigProblem, Live, PathClass, Peer, ProbeSample
 
 if TYPE_CHECKING:
     from tests.unit.conftest import SampleView
@@ -254,10 +254,14 @@ def test_doctor_fails_on_a_failed_check(ask: Run, ask_json: AskJson, view: "Samp
 def test_probe_fails_when_all_is_lost(ask: Run, view: "SampleView") -> None:
     async def lost(peer: str, count: int) -> Any:
         report = await type(view).probe(view, peer, count)
-        return report.model_copy(update={"paths": [p.model_copy(update={"lost": count}) for p in report.paths]})
+        fates = [ProbeSample(result="timeout"), ProbeSample(result="send_error"), ProbeSample(result="send_error")]
+        changes = {"lost": 3, "samples": fates}
+        return report.model_copy(update={"paths": [p.model_copy(update=changes) for p in report.paths]})
 
     view.probe = lost  # type: ignore[method-assign]
-    assert ask("probe", "peer1").returncode == 1
+    done = ask("probe", "peer1")
+    assert done.returncode == 1
+    assert "1 without answer, 2 could not be sent" in done.stdout
 
 
 def test_a_reader_that_goes_away_is_no_traceback(admin_socket: str, view: "SampleView", tmp_path: Path) -> None:

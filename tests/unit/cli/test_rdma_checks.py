@@ -159,7 +159,8 @@ TROUBLE: list[Trouble] = [
         "restart the daemon",
         on_host(rdma=[RdmaDevice("mlx5_0", node_error("mlx5_0", Path("/nowhere")))]),
     ),
-    ("rdma-devices", "warn", "mlx5_0 is there, but", "auto", with_device(device(None, []))),
+    ("rdma-devices", "warn", "mlx5_0 is there, but", "auto", with_device(device(None, [], provider="tcp"))),
+    ("rdma-devices", "warn", "rdma0 works, but", "renamed", with_device(device(None, []))),
     ("rdma-ports", "fail", "is nop", "driver is gone", with_device(rdma(state="nop"))),
     (
         "rdma-ports",
