@@ -462,12 +462,13 @@ static void route(struct dq_verbs_device *dev, struct dq_verbs_pool *pool, const
 	struct dq_verbs_qp *qp = slot < dev->qps_cap ? atomic_load_explicit(&dev->qps[slot], memory_order_acquire) : NULL;
 	if (!qp || (qp->generation & 0x3ffu) != ((uint32_t)(c->wr_id >> 32) & 0x3ffu))
 		return; /* of a QP that is gone */
-	/* What the maker of the QP wrote, it wrote before it said ready, and it posted its hello after that. */
-	if (kind == DQ_VERBS_WR_SEND && atomic_load_explicit(&qp->ready, memory_order_acquire))
-		sends_done(qp, c);
-	else if (kind == DQ_VERBS_WR_SEND)
+	if (kind == DQ_VERBS_WR_SEND) {
+		/* Always ready: the maker of the QP said so before it posted the first. Asked to see what it wrote before. */
+		if (DQ_LIKELY(atomic_load_explicit(&qp->ready, memory_order_acquire)))
+			sends_done(qp, c);
 		return;
-	else if (qp->attr.kind == DQ_QP_CONTROL)
+	}
+	if (qp->attr.kind == DQ_QP_CONTROL)
 		control_in(qp, c);
 	else
 		data_in(qp, c);
