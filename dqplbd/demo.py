@@ -28,8 +28,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from dqplbd.admin.client import AdminClient
-from dqplbd.admin.model import Live
+from dqplbd.admin.client import AdminClient, NotReachableError
+from dqplbd.admin.model import AdminError, Live
 from dqplbd.admin.model import Path as PathView
 from dqplbd.cli.render import Column, Table, fancy, print_table
 from dqplbd.lab.cluster import Cluster, ClusterError, HostSpec, merge
@@ -296,7 +296,11 @@ class _Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self._ended.wait(0.1):
-            for path in self._admin.paths(peer=self._peer):
+            try:
+                paths = self._admin.paths(peer=self._peer)
+            except (AdminError, NotReachableError):
+                return  # the daemons are being ended, as after Ctrl-C; whoever needs them says so
+            for path in paths:
                 if path.live.inflight_bytes:
                     self.windows.append(path.live.window_bytes)
                     self.queues.append(path.live.link_queue_bytes)
