@@ -293,7 +293,6 @@ class Scenario(Section):
             fabric.header_bytes,
             peers,
             self.queue_depth,
-            fabric.host_ns,
         )
 
 
