@@ -353,7 +353,18 @@ static void the_own_daemon_is_gone(void **state)
 	it_still_works(job);
 }
 
-/* What PyTorch's data loaders do: a child that has all this in its memory, and must not touch it. */
+/* Valgrind preloads a library of its own. */
+static bool under_valgrind(void)
+{
+	const char *preloaded = getenv("LD_PRELOAD");
+
+	return preloaded && strstr(preloaded, "vgpreload");
+}
+
+/*
+ * What PyTorch's data loaders do: a child that has all this in its memory, and must not touch it. Not under valgrind, where over
+ * RDMA the child of a process with threads was seen not to go on.
+ */
 static void a_child_is_told_to_keep_off(void **state)
 {
 	struct job *job = *state;
@@ -361,6 +372,8 @@ static void a_child_is_told_to_keep_off(void **state)
 	int status;
 	pid_t child;
 
+	if (under_valgrind())
+		skip();
 	transfer_open(job, &t);
 	child = fork();
 	assert_true(child >= 0);
