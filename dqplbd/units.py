@@ -147,7 +147,8 @@ def parse_seconds(value: object) -> float:
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
     for size, unit in steps:
         if abs(value) >= size or size == steps[-1][0]:
-            return f"{value / size:.4g}{unit}" if abs(value / size) < 1e4 else f"{value / size:.0f}{unit}"
+            # From 9999.5 on four digits would be 1e+04.
+            return f"{value / size:.4g}{unit}" if abs(value / size) < 9999.5 else f"{value / size:.0f}{unit}"
     raise AssertionError("steps is never empty")
 
 

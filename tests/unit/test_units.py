@@ -110,6 +110,8 @@ def test_what_is_shown_can_be_read_and_is_near(value: int) -> None:
     ("text", "shown"),
     [
         (format_bytes(512 * 1024), "512KiB"),
+        (format_ns(9_999_500_000_000), "10000s"),
+        (format_ns(9_999_499_000_000), "9999s"),
         (format_bytes(int(14.5 * 2**20)), "14.5MiB"),
         (format_bytes(0), "0B"),
         (format_rate(392_149_353_757), "392.1Gbit/s"),
