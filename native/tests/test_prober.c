@@ -5,6 +5,7 @@
  * packet, right or hostile. Where the endpoint must misbehave, its function table is wrapped.
  */
 #include <setjmp.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -904,7 +905,9 @@ static void a_busy_prober_obeys_and_stops(void **state)
 			assert_int_equal(dq_prober_target_remove(a.prober, i), 0);
 		stats_of(&a);
 	}
-	assert_true(stats_of(&a).refused_token > 0);
+	/* On one CPU the flood may not have had its turn yet. */
+	while (stats_of(&a).refused_token == 0)
+		sched_yield();
 	host_stop(&a);
 	atomic_store(&f.stop, true);
 	pthread_join(thread, NULL);
