@@ -23,6 +23,8 @@ FIRST_RTTS: Final = 20
 RTT_ERROR_NS: Final = 3_000
 THROUGHPUT: Final = 0.97
 QUEUE: Final = 0.1
+LATE_NS: Final = 5_000
+"""A client that begins later than that waited for the guest's one CPU: then the laboratory measures itself."""
 LOST: Final = ("rcvd_rnr_err", "rcvd_seq_err", "out_of_seq_request")
 """Counters of rxe that tell of something lost or refused: nothing has reason to be."""
 TIMED_OUT: Final = ("completer_retry_err", "duplicate_request")
@@ -157,6 +159,7 @@ def rows_of(job: Job, results: dict[str, Any]) -> list[Row]:
         rows.append(Row(f"{head}_lost", "events", lost, None, 0, "low", "value"))
         again = sum(results[name]["counters"].get(counter, 0) for counter in TIMED_OUT)
         rows.append(Row(f"{head}_timed_out", "events", again, note="rxe's timer, without need"))
+        rows.append(Row(f"{head}_late", "ns", one.late_ns, None, LATE_NS, "low", "value", note="of the last client"))
     cap = QP_PACKETS * MTU_BYTES * results["static"]["paths"][0]["qps"]
     rows.append(Row(f"{prefix}_static_inflight_rxe", "bytes", min(cap, static.inflight_bytes), static.inflight_bytes))
     return rows
