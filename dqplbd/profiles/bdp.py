@@ -12,13 +12,15 @@ For a path with round trip time *RTT* and a gain *g* (1.25 by default):
    the hosts to wake up belongs to that round trip, though not to the network's.
 3. Segment ``S``: the power of two nearest to ``sqrt(g * BDP * 32 KiB)``, within the configured limits.  What a
    segment costs is paid W/S times; burst, granularity of the window and tail latency grow with S; the sum of a term in
-   W/S and one in S is smallest where S goes with the square root of W.  The constant makes a segment W/4 of 512 KiB,
-   W/8 of 2 MiB, W/16 of 8 MiB.
-4. Window ``W = g * BDP + S``, rounded down to whole segments, but never under ``BDP + S``, rounded up: a segment is
-   acknowledged an RTT after its last byte has left, so with less than a BDP and a segment in flight the path has pauses
-   (with few large segments long ones: a fifth of the time at 100 Gbit/s and 8 us).  Not under the configured minimum,
-   not over the class's maximum: ``buffer * alpha / (1 + alpha) / incast``, the part of one switch queue that
-   one of ``incast`` senders may fill, and not over the configured maximum.
+   W/S and one in S is smallest where S goes with the square root of W.  But not so large that ``k`` queue pairs, which
+   a NIC takes in turn, have more than the window's reserve in segments that all end together: ``(k - 1) * S <=
+   (g - 1) * BDP``; nor that the peers in use, each with one segment under way, fill more than an eighth of the pipe:
+   ``8 * peers * S <= g * BDP``.
+4. Window ``W = g * BDP + S``, rounded down to whole segments, but never under ``BDP + k * S``, rounded up: a segment is
+   acknowledged an RTT after its last byte has left, and leaves together with those of the other queue pairs, so with
+   less in flight the path has pauses (with few large segments long ones: a fifth of the time at 100 Gbit/s and 8 us).
+   Not under the configured minimum, not over the class's maximum: ``buffer * alpha / (1 + alpha) / incast``, the part
+   of one switch queue that one of ``incast`` senders may fill, and not over the configured maximum.
 5. Queue pairs ``k = max(rate / rate of one queue pair, entropy target of the class)``, not over the part of the
    device's queue-pair budget that a peer in use gets (then a power of two, so that one peer more does not reshape every
    connection), a multiple of the NICs where that fits.
@@ -28,8 +30,8 @@ For a path with round trip time *RTT* and a gain *g* (1.25 by default):
 
 A path that has not been measured has the RTT of its class.  Any number can be pinned; the others follow.
 
-At 400 Gbit/s, 4096 bytes a packet and 8, 56, 120, 240 us this gives windows of 0.5, 3.5, 7.5 and 14.5 MiB with 2, 4, 8
-and 16 queue pairs of 128, 256, 512 and 512 KiB segments.
+At 400 Gbit/s, 4096 bytes a packet and 8, 56, 120, 240 us this gives windows of 0.5, 3.4, 7.1 and 14.1 MiB with 2, 4, 8
+and 16 queue pairs; segments of 64 KiB in the first, of 128 KiB in the others with up to 7 peers in use.
 
 Units: bytes, bits a second, nanoseconds.
 """
@@ -304,11 +306,18 @@ def _queue_pairs(
     return qps, by
 
 
-def _segment(base: int, low: int, high: int, agreed: int | None) -> tuple[int, Limiter]:
-    """Step 3 of the rule, from ``base``, the window it is for."""
+def _segment(
+    base: int, qps: int, active: int, gain: float, low: int, high: int, agreed: int | None
+) -> tuple[int, Limiter]:
+    """Step 3 of the rule, from ``base``, the window it is for, and ``active`` peers."""
     # The power of two nearest to a square root, on a logarithmic scale: half the bits.
     segment = 1 << ((base << _SEGMENT_SHIFT).bit_length() >> 1)
+    most = base // (8 * active)
+    if qps > 1:
+        most = min(most, int(base * (1 - 1 / gain)) // (qps - 1))
     by = Limiter.WINDOW
+    if segment > most:
+        segment = 1 << max(most, 1).bit_length() - 1
     if segment < low:
         segment, by = low, Limiter.MINIMUM
     elif segment > high:
@@ -385,6 +394,16 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
             rate, rate_by = cap, _CLASS
     bdp = -(-rate * (rtt + host_delay) // _BITS_NS)
 
+    agreed_qps = policy.max_qps if max_qps is None else max_qps
+    qps = pin[0]
+    if qps is None:
+        budget = policy.qp_budget // active if active > 1 else policy.qp_budget
+        qps, qps_by = _queue_pairs(rate, policy.per_qp_rate_bps, klass.entropy_target, budget, agreed_qps, nics)
+    elif qps > agreed_qps:
+        qps, qps_by = agreed_qps, _NEGOTIATED
+    else:
+        qps_by = _PINNED
+
     low, high = policy.window_min_bytes, klass.window_max_bytes
     target = int(policy.gain * bdp)
     window = pin[2]
@@ -394,7 +413,9 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         if base is None:
             base = low if target < low else target
             base = high if base > high else base
-        segment, segment_by = _segment(base, policy.segment_min_bytes, policy.segment_max_bytes, max_segment)
+        segment, segment_by = _segment(
+            base, qps, active, policy.gain, policy.segment_min_bytes, policy.segment_max_bytes, max_segment
+        )
         if window is not None and segment > window:  # a small pinned window holds at least one segment
             segment, segment_by = max(1 << window.bit_length() - 1, _SEGMENT_ALIGN), _PINNED
     else:
@@ -406,7 +427,7 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
             )
 
     if window is None:
-        window = max(target // segment, -(-bdp // segment)) * segment + segment
+        window = (max(target // segment, -(-bdp // segment) + qps - 1) + 1) * segment
         limited_by = _BDP if measured else _UNMEASURED
         if window < low:
             window, limited_by = -(-low // segment) * segment, _MINIMUM
@@ -418,16 +439,6 @@ def compute_profile(inputs: PathInputs, policy: ProfilePolicy) -> Profile:
         limited_by = _PINNED
         if window < segment:  # both pinned, or the segment only: the larger wins, as nothing could be sent otherwise
             window = segment
-
-    agreed_qps = policy.max_qps if max_qps is None else max_qps
-    qps = pin[0]
-    if qps is None:
-        budget = policy.qp_budget // active if active > 1 else policy.qp_budget
-        qps, qps_by = _queue_pairs(rate, policy.per_qp_rate_bps, klass.entropy_target, budget, agreed_qps, nics)
-    elif qps > agreed_qps:
-        qps, qps_by = agreed_qps, _NEGOTIATED
-    else:
-        qps_by = _PINNED
 
     if depth is None:
         depth = policy.queue_depth
@@ -538,7 +549,13 @@ def explain_profile(inputs: PathInputs, policy: ProfilePolicy) -> Explanation:
     if base is None:
         base = min(max(target, policy.window_min_bytes), klass.window_max_bytes)
     limits = f"within {format_bytes(policy.segment_min_bytes)}..{format_bytes(policy.segment_max_bytes)}"
-    segment_text = f"power of two nearest to sqrt({format_bytes(base)} x {format_bytes(SEGMENT_CONSTANT)}), {limits}"
+    segment_text = f"power of two nearest to sqrt({format_bytes(base)} x {format_bytes(SEGMENT_CONSTANT)})"
+    segment_text += f", at most {format_bytes(base)} / (8 x {inputs.active_peers} peers in use)"
+    if profile.qps > 1:
+        reserve = int(base * (1 - 1 / policy.gain))
+        segment_text += f" and {format_bytes(reserve)} / {profile.qps - 1}, {limits}"
+    else:
+        segment_text += f", {limits}"
     if profile.segment_by is Limiter.NEGOTIATED:
         segment_text += f", at most the {format_bytes(inputs.max_segment_bytes or 0)} agreed with the peer"
     elif profile.segment_by is Limiter.PINNED:
@@ -546,7 +563,7 @@ def explain_profile(inputs: PathInputs, policy: ProfilePolicy) -> Explanation:
     add("segment_bytes", format_bytes(segment), segment_text, profile.segment_by)
 
     wanted = f"{policy.gain:g} x {format_bytes(profile.bdp_bytes)} + {format_bytes(segment)}"
-    wanted += ", in whole segments, at least BDP + one"
+    wanted += f", in whole segments, at least BDP + {profile.qps}, one a queue pair"
     qp_product = f"{profile.qps} queue pairs x {profile.outstanding_per_qp} x {format_bytes(segment)}"
     queue_share = (
         f"{format_bytes(policy.buffer_bytes)} buffer x {policy.buffer_alpha:g}/(1+{policy.buffer_alpha:g})"

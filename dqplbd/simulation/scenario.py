@@ -293,6 +293,7 @@ class Scenario(Section):
             fabric.header_bytes,
             peers,
             self.queue_depth,
+            fabric.host_ns,
         )
 
 

@@ -110,6 +110,7 @@ def make_sender(
     header_bytes: int,
     peers: int,
     queue_depth: int,
+    host_ns: int = 0,
 ) -> Sender:
     """The sender of a name.
 
@@ -118,6 +119,7 @@ def make_sender(
     :param rate_bps: link rate of the NICs.
     :param peers: that one GPU has in the job.
     :param queue_depth: segments that a queue pair can hold.
+    :param host_ns: until a host reacts to a completion: part of the round trip of a segment.
     :raises ValueError: there is no such sender.
     """
     if name == "unlimited":
@@ -148,6 +150,7 @@ def make_sender(
             header_bytes,
             active_peers=max(peers, 1),
             queue_depth=queue_depth,
+            host_delay_ns=host_ns,
         )
         profile = compute_profile(inputs, policy)
         profiles[path_class] = SenderProfile(

@@ -32,10 +32,10 @@ def path(path_class: str = "zone", rtt_us: float | None = 56, gbit: float = 400,
 @pytest.mark.parametrize(
     ("path_class", "rtt_us", "qps", "segment", "window", "outstanding"),
     [
-        ("rack", 8, 2, 128 * KIB, MIB // 2, 2),
-        ("zone", 56, 4, 256 * KIB, 7 * MIB // 2, 4),
-        ("building", 120, 8, 512 * KIB, 15 * MIB // 2, 2),
-        ("region", 240, 16, 512 * KIB, 29 * MIB // 2, 2),
+        ("rack", 8, 2, 64 * KIB, MIB // 2, 4),
+        ("zone", 56, 4, 128 * KIB, 27 * MIB // 8, 7),
+        ("building", 120, 8, 128 * KIB, 57 * MIB // 8, 8),
+        ("region", 240, 16, 128 * KIB, 113 * MIB // 8, 8),
     ],
 )
 def test_the_suggested_defaults_at_400_gbit(
@@ -102,7 +102,7 @@ def test_a_rate_guessed_too_low_rises_until_the_path_is_full() -> None:
 
 def test_a_short_slow_path_gets_the_minimum() -> None:
     profile = compute_profile(path("rack", 8, 10), policy("profiles: {window_min_bytes: 300KiB}"))
-    assert profile.window_bytes == 384 * KIB  # in whole segments
+    assert profile.window_bytes == 320 * KIB  # in whole segments
     assert profile.limited_by is Limiter.MINIMUM
 
 
@@ -111,6 +111,19 @@ def test_a_window_of_few_segments_leaves_no_pauses(gbit: int, rtt_us: int) -> No
     """A segment is acknowledged an RTT after its last byte left: less than a BDP and a segment cannot fill the path."""
     profile = compute_profile(path("rack", rtt_us, gbit), DEFAULT)
     assert profile.window_bytes >= profile.bdp_bytes + profile.segment_bytes
+
+
+@pytest.mark.parametrize(("path_class", "rtt_us"), [("rack", 8), ("zone", 56), ("building", 120), ("region", 240)])
+def test_a_round_over_all_queue_pairs_leaves_no_pauses(path_class: str, rtt_us: int) -> None:
+    """A NIC takes its queue pairs in turn, so a segment on each ends together with the others."""
+    profile = compute_profile(path(path_class, rtt_us), DEFAULT)
+    assert profile.window_bytes >= profile.bdp_bytes + profile.qps * profile.segment_bytes
+    assert (profile.qps - 1) * profile.segment_bytes <= 0.25 * profile.bdp_bytes * 1.01
+
+
+@pytest.mark.parametrize(("peers", "segment"), [(1, 128), (7, 128), (24, 64), (120, 64), (4000, 64)])
+def test_many_peers_get_small_segments(peers: int, segment: int) -> None:
+    assert compute_profile(path("region", 240, active_peers=peers), DEFAULT).segment_bytes == segment * KIB
 
 
 def test_the_window_covers_the_wake_up_of_software() -> None:
@@ -267,8 +280,12 @@ def test_any_path_gets_a_profile_that_works(inputs: PathInputs, chosen: ProfileP
         assert profile.window_bytes <= max(klass.window_max_bytes, profile.segment_bytes)
     if profile.limited_by is Limiter.BDP:
         assert profile.window_bytes >= chosen.gain * profile.bdp_bytes - 1
-        assert profile.window_bytes >= profile.bdp_bytes + profile.segment_bytes
-        assert profile.window_bytes < chosen.gain * profile.bdp_bytes + 2 * profile.segment_bytes
+        least = profile.bdp_bytes + profile.qps * profile.segment_bytes
+        assert profile.window_bytes >= least
+        assert (
+            profile.window_bytes
+            < max(chosen.gain * profile.bdp_bytes + profile.segment_bytes, least) + profile.segment_bytes
+        )
     if pin.qps is None and profile.qps_by is Limiter.BUDGET:
         assert profile.qps <= max(chosen.qp_budget // inputs.active_peers, 1)
     assert profile.adapt is False or inputs.rtt_ns is not None

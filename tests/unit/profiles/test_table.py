@@ -61,7 +61,7 @@ def test_wobbling_around_a_value_is_never_pushed(table: ProfileTable[int]) -> No
     [
         path(100_000, PathClass.BUILDING),
         path(100_000, active_peers=1000),
-        path(100_000, max_segment_bytes=65536),
+        path(100_000, max_segment_bytes=32768),
         path(100_000, queue_depth=1, max_qps=4),
         path(90_000),
         path(100_000, peer_rate_bps=100 * 10**9),

@@ -32,7 +32,7 @@ def test_each_has_a_profile_of_each_class(name: str) -> None:
 
 def test_dqplb_has_the_numbers_of_the_rule() -> None:
     windows = [profile.window_bytes for profile in make("dqplb").profiles.values()]
-    assert windows == [MIB // 2, 7 * MIB // 2, 15 * MIB // 2, 29 * MIB // 2]
+    assert windows == [MIB // 2, 27 * MIB // 8, 57 * MIB // 8, 113 * MIB // 8]
 
 
 def test_static_has_those_of_the_reference() -> None:
