@@ -6,6 +6,7 @@
 void dq_grants_init(struct dq_grants *g)
 {
 	memset(g, 0, sizeof *g);
+	g->boost = 1;
 }
 
 void dq_grants_device(struct dq_grants *g, uint64_t rate_bps, uint64_t noise_ns)
@@ -80,6 +81,27 @@ void dq_grants_profile(struct dq_grants *g, struct dq_grant_member *m, uint64_t 
 	g->dirty = g->resized = true;
 }
 
+void dq_grants_round(struct dq_grants *g, uint64_t now_ns)
+{
+	uint64_t ns = now_ns - g->round_start_ns;
+	double old = g->boost, used;
+
+	if (g->round_ns == 0 || g->rate_bps == 0 || ns > 4 * g->round_ns + g->noise_ns) {
+		g->boost = 1; /* there was a pause: what came in says nothing */
+	} else {
+		used = (double)g->round_bytes * 8e9 / (double)ns / (double)g->rate_bps;
+		if (used < DQ_GRANT_FULL)
+			g->boost *= DQ_MIN(DQ_GRANT_FULL / DQ_MAX(used, 0.01), 1.5);
+		else
+			g->boost *= 0.95;
+		g->boost = DQ_MAX(1.0, DQ_MIN(g->boost, DQ_GRANT_BOOST));
+	}
+	if (g->boost != old)
+		g->dirty = true;
+	g->round_start_ns = now_ns;
+	g->round_bytes = 0;
+}
+
 void dq_grants_wake(struct dq_grants *g, struct dq_grant_member *m)
 {
 	g->dirty = true;
@@ -94,7 +116,11 @@ void dq_grants_wake(struct dq_grants *g, struct dq_grant_member *m)
 void dq_grants_backlog(struct dq_grants *g, struct dq_grant_member *m, uint64_t backlog_bytes)
 {
 	if (m->backlog_bytes && backlog_bytes == 0)
-		g->dirty = true; /* it counts as active for two RTTs only: the next split must know */
+		g->dirty = m->drained = true;
+	if (backlog_bytes) {
+		m->drained = false;
+		m->drained_ns = 0;
+	}
 	m->backlog_bytes = backlog_bytes;
 	m->backlog_ns = 0;
 	if (!m->active && backlog_bytes)
@@ -111,7 +137,11 @@ static uint64_t active_until(const struct dq_grants *g, struct dq_grant_member *
 {
 	uint64_t until = 0;
 
-	if (m->last_bytes_ns)
+	if (m->drained) {
+		m->drained = false;
+		m->drained_ns = later(now_ns, m->rtt_ns);
+	}
+	if (m->last_bytes_ns > m->drained_ns)
 		until = later(m->last_bytes_ns, later(m->rtt_ns, m->rtt_ns) + DQ_MIN(g->noise_ns, DQ_GRANT_STALE_NS));
 	if (m->backlog_bytes) {
 		if (m->backlog_ns == 0)
@@ -207,6 +237,10 @@ uint64_t dq_grants_split(struct dq_grants *g, uint64_t now_ns)
 
 	if (!g->dirty)
 		return wake;
+	g->round_ns = 0;
+	for (struct dq_grant_member *m = g->head; m && m->warm; m = m->next)
+		if (m->active)
+			g->round_ns = DQ_MAX(g->round_ns, m->rtt_ns);
 	for (struct dq_grant_member *m = g->head; m && (m->warm || g->resized); m = m->next) {
 		__extension__ unsigned __int128 pipe = (unsigned __int128)g->rate_bps * m->rtt_ns / 8000000000ull;
 
@@ -222,7 +256,7 @@ uint64_t dq_grants_split(struct dq_grants *g, uint64_t now_ns)
 		uint32_t sharers = m->active ? g->active : m->warm ? g->warm : g->members;
 		/* Of one segment each for up to DQ_GRANT_MARGIN senders; among more, bursts even out. */
 		uint64_t margin = (uint64_t)m->segment_bytes * DQ_GRANT_MARGIN / DQ_MAX(sharers, DQ_GRANT_MARGIN);
-		uint64_t bytes = (uint64_t)(m->share * (double)m->pipe_bytes) + margin;
+		uint64_t bytes = (uint64_t)(m->share * (m->active ? g->boost : 1.0) * (double)m->pipe_bytes) + margin;
 		uint64_t level = sharers == 1 ? m->window_bytes : DQ_MIN(bytes + m->segment_bytes, m->window_bytes);
 
 		if (m->active)

@@ -22,6 +22,12 @@
  *            all members were active. So however many wake up at once, they overrun the budget by two budgets and a few
  *            segments each at most. Those whose news come first are then given the shares of those that are not known yet,
  *            for the RTT until the next levels arrive: a window x (1 + 1/2 + ... + 1/n) in all, and not n windows.
+ *  Boost     RTTs are longer than the profile's while queues stand elsewhere, and not everybody uses its share. So each round
+ *            (the longest RTT of the active ones) looks at what came in: when that was less than DQ_GRANT_FULL of the
+ *            device's rate, all shares are raised by as much, at most by half a round and to twice in all; when the device
+ *            was full they sink back. Incast fills the device, and so boosts nothing.
+ *  Drained   A sender that says it has no backlog any more gives its share away at once: the others' bytes that follow from
+ *            their new levels arrive an RTT later, when its last ones are here.
  *  Told      A level is news when it differs from the one told by a segment or by an eighth; smaller steps are not worth
  *            a message, so the levels told may exceed the split by an eighth.
  */
@@ -33,6 +39,8 @@
 #define DQ_GRANT_STALE_NS 1000000000ull
 #define DQ_GRANT_WARM_NS 1000000000ull
 #define DQ_GRANT_MARGIN 4u /* segments */
+#define DQ_GRANT_FULL 0.96 /* of the device's rate: headers take the rest */
+#define DQ_GRANT_BOOST 2.0
 
 struct dq_grant_member {            /* one sender; embedded in the VC */
 	struct dq_grant_member *next, *prev;
@@ -41,12 +49,14 @@ struct dq_grant_member {            /* one sender; embedded in the VC */
 	uint64_t rtt_ns;
 	uint64_t backlog_bytes;     /* as it last told, less what came in since */
 	uint64_t backlog_ns;        /* of the first split that saw this backlog, 0 = none did */
+	uint64_t drained_ns;        /* until when its bytes are the last of what it had */
 	uint64_t last_bytes_ns;     /* when bytes of it last came in, 0 = never */
 	uint64_t level_bytes;       /* granted now */
 	uint64_t pipe_bytes;        /* private to the split */
 	double share;               /* of the device's rate at the last split; private to the split */
 	uint32_t serial;            /* of level_bytes, from 1 on, wraps around */
 	bool active;                /* at the last split */
+	bool drained;               /* it said so since the last split */
 	bool warm;                  /* active, or was in the last DQ_GRANT_WARM_NS */
 	bool changed;               /* level_bytes is not told yet: the caller tells it and clears this */
 };
@@ -59,6 +69,10 @@ struct dq_grants {                  /* one a receiving device */
 	uint64_t budget_bytes;      /* at the last split: of the active senders, shares in bytes of their pipes, and margins */
 	uint64_t rate_bps;          /* of the device, 0 = unknown */
 	uint64_t noise_ns;          /* time that bytes may be late for reasons of this host */
+	double boost;               /* of all shares, from 1 on */
+	uint64_t round_ns;          /* longest RTT of the active senders at the last split */
+	uint64_t round_start_ns;
+	uint64_t round_bytes;       /* that came in since */
 	bool dirty;                 /* the active senders are others than at the last split */
 	bool resized;               /* members, windows or the device are others: the cold ones' levels too are to be looked at */
 };
@@ -71,16 +85,21 @@ void dq_grants_add(struct dq_grants *g, struct dq_grant_member *m, uint64_t wind
 void dq_grants_remove(struct dq_grants *g, struct dq_grant_member *m);
 void dq_grants_profile(struct dq_grants *g, struct dq_grant_member *m, uint64_t window_bytes, uint32_t segment_bytes, uint64_t rtt_ns);
 void dq_grants_backlog(struct dq_grants *g, struct dq_grant_member *m, uint64_t backlog_bytes);
+/* private: a round is over */
+void dq_grants_round(struct dq_grants *g, uint64_t now_ns);
 /* private: m, which was not active, has something to send */
 void dq_grants_wake(struct dq_grants *g, struct dq_grant_member *m);
 /* Bytes of m came in at now_ns (> 0). */
 static inline void dq_grants_bytes(struct dq_grants *g, struct dq_grant_member *m, uint32_t bytes, uint64_t now_ns)
 {
 	m->last_bytes_ns = now_ns;
+	g->round_bytes += bytes;
+	if (DQ_UNLIKELY(now_ns - g->round_start_ns >= g->round_ns))
+		dq_grants_round(g, now_ns);
 	if (m->backlog_bytes && m->backlog_bytes <= bytes)
 		g->dirty = true; /* from here on it counts as active for two RTTs only: the next split must know */
 	m->backlog_bytes -= DQ_MIN(m->backlog_bytes, (uint64_t)bytes);
-	if (DQ_UNLIKELY(!m->active))
+	if (DQ_UNLIKELY(!m->active) && now_ns > m->drained_ns)
 		dq_grants_wake(g, m);
 }
 /*

@@ -136,8 +136,8 @@ static void test_quiet_share_returns(void **state)
 	dq_grants_bytes(&g, &members[0], 256 * KIB, now + 2 * rtt - 1);
 	members[0].changed = false;
 	dq_grants_split(&g, now + 2 * rtt - 1);
-	assert_int_equal(members[0].level_bytes, shared);
-	assert_false(members[0].changed);
+	assert_true(members[0].level_bytes >= shared && members[0].level_bytes < members[0].window_bytes); /* or boosted */
+	assert_int_equal(g.active, 2);
 	wake = dq_grants_split(&g, now + 2 * rtt);
 	assert_int_equal(g.active, 1);
 	assert_int_equal(members[0].level_bytes, members[0].window_bytes);
@@ -182,12 +182,45 @@ static void test_a_finished_sender_leaves_its_share_in_time(void **state)
 			dq_grants_backlog(&g, &members[0], 0);
 		if (g.dirty || due <= now)
 			due = dq_grants_split(&g, now);
-		assert_true(due <= now + 2 * rtt);
-		now = due;
-		dq_grants_split(&g, now);
+		if (!by_message) {
+			assert_true(due <= now + 2 * rtt);
+			now = due;
+			dq_grants_split(&g, now);
+		}
 		assert_int_equal(g.active, 1);
 		assert_int_equal(members[1].level_bytes, members[1].window_bytes);
 	}
+}
+
+/* While less comes in than the device could take, shares grow, to twice at most; when it is full they sink back. */
+static void test_boost(void **state)
+{
+	const uint64_t rtt = 240 * US;
+	const uint32_t full = (uint32_t)(RATE / 8 * 240 / 1000000 / 10); /* of a tenth of an RTT */
+	struct dq_grants g;
+	uint64_t now = MS, even;
+
+	(void)state;
+	group_init(&g, 8, rtt, 64 * KIB);
+	for (unsigned i = 0; i < 8; i++)
+		dq_grants_backlog(&g, &members[i], 1u << 30);
+	dq_grants_split(&g, now);
+	even = members[0].level_bytes;
+	for (unsigned round = 0; round < 5; round++) { /* half of the rate */
+		for (unsigned i = 0; i < 10; i++)
+			dq_grants_bytes(&g, &members[i % 8], full / 2, now += rtt / 10);
+		dq_grants_split(&g, now);
+	}
+	assert_in_range(members[0].level_bytes, even * 3 / 2, even * 2);
+	for (unsigned round = 0; round < 40; round++) {
+		for (unsigned i = 0; i < 10; i++)
+			dq_grants_bytes(&g, &members[i % 8], full, now += rtt / 10);
+		dq_grants_split(&g, now);
+	}
+	assert_in_range(members[0].level_bytes, even, even * 9 / 8);
+	/* A pause says nothing about who used what. */
+	dq_grants_bytes(&g, &members[0], 4096, now += 100 * rtt);
+	assert_true(g.boost == 1.0);
 }
 
 /* The host's noise counts: bytes late for reasons of its own do not make a sender quiet. */
@@ -499,6 +532,7 @@ int main(void)
 		cmocka_unit_test(test_all_active),
 		cmocka_unit_test(test_quiet_share_returns),
 		cmocka_unit_test(test_a_finished_sender_leaves_its_share_in_time),
+		cmocka_unit_test(test_boost),
 		cmocka_unit_test(test_noise),
 		cmocka_unit_test(test_stale_backlog),
 		cmocka_unit_test(test_water_filling),
