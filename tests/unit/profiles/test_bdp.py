@@ -126,6 +126,11 @@ def test_many_peers_get_small_segments(peers: int, segment: int) -> None:
     assert compute_profile(path("region", 240, active_peers=peers), DEFAULT).segment_bytes == segment * KIB
 
 
+def test_a_slow_path_has_no_window_for_the_sake_of_its_queue_pairs() -> None:
+    profile = compute_profile(path("zone", 20_000, 0.01), DEFAULT)
+    assert (profile.qps, profile.segment_bytes, profile.window_bytes) == (4, 64 * KIB, 128 * KIB)
+
+
 def test_the_window_covers_the_wake_up_of_software() -> None:
     network = compute_profile(path("host", 1, 10), DEFAULT)
     software = compute_profile(path("host", 1, 10, host_delay_ns=499 * US), DEFAULT)
@@ -280,11 +285,13 @@ def test_any_path_gets_a_profile_that_works(inputs: PathInputs, chosen: ProfileP
         assert profile.window_bytes <= max(klass.window_max_bytes, profile.segment_bytes)
     if profile.limited_by is Limiter.BDP:
         assert profile.window_bytes >= chosen.gain * profile.bdp_bytes - 1
-        least = profile.bdp_bytes + profile.qps * profile.segment_bytes
+        reserve = max(int(chosen.gain * profile.bdp_bytes) - profile.bdp_bytes, 0) // profile.segment_bytes
+        least = profile.bdp_bytes + profile.segment_bytes
+        most = profile.bdp_bytes + (1 + reserve) * profile.segment_bytes
         assert profile.window_bytes >= least
         assert (
             profile.window_bytes
-            < max(chosen.gain * profile.bdp_bytes + profile.segment_bytes, least) + profile.segment_bytes
+            < max(chosen.gain * profile.bdp_bytes + profile.segment_bytes, most) + profile.segment_bytes
         )
     if pin.qps is None and profile.qps_by is Limiter.BUDGET:
         assert profile.qps <= max(chosen.qp_budget // inputs.active_peers, 1)
