@@ -122,6 +122,19 @@ void dq_vc_profile(struct dq_vc *vc, const struct dq_window_profile *profile, ui
 	struct dq_window_profile p = *profile;
 	p.segment_bytes = DQ_MIN(p.segment_bytes, vc->config.segment_bytes);
 	p.segment_bytes = DQ_MAX(p.segment_bytes & ~(DQ_ALIGN_BYTES - 1), DQ_ALIGN_BYTES);
+	if (p.adapt && p.base_rtt_ns) {
+		/* What many VCs share, the outbound budget sees and bounds. The window is left with what is this path's alone. */
+		uint64_t threshold = dq_window_threshold(&p, p.base_rtt_ns);
+		double target = (double)p.rate_bps * (double)threshold / 8e9;
+
+		dq_outbound_join(&vc->departure->outbound, &vc->outbound, p.window_bytes,
+				 p.rate_bps ? (uint64_t)DQ_MIN(target, 1e15) : p.window_bytes, p.base_rtt_ns, p.noise_ns);
+		if (vc->backlog || vc->window.inflight)
+			dq_outbound_active(&vc->departure->outbound, &vc->outbound, true);
+		p.noise_ns = DQ_MAX(p.noise_ns, p.base_rtt_ns);
+	} else {
+		dq_outbound_leave(&vc->departure->outbound, &vc->outbound);
+	}
 	dq_window_set_profile(&vc->window, &p);
 	dq_sched_set_quantum(&vc->sched, p.segment_bytes);
 	vc->qps.limit = DQ_MAX(1u, DQ_MIN(outstanding_per_qp, vc->config.depth));
@@ -145,6 +158,7 @@ void dq_vc_fail(struct dq_vc *vc, int32_t status, uint64_t now_ns)
 	if (vc->failed)
 		return;
 	vc->failed = status;
+	dq_outbound_leave(&vc->departure->outbound, &vc->outbound);
 	while (vc->flow_list.head != DQ_NONE)
 		dq_flow_fail(vc, vc->flow_list.head, status, now_ns);
 	if (vc->grants_on)
@@ -182,6 +196,8 @@ int dq_vc_segment_done(struct dq_vc *vc, uint32_t id, uint64_t completion_ns, ui
 	dq_window_done(&vc->window, s->bytes, s->departure_ns, completion_ns, s->bytes > 0);
 	if (vc->window.delay_ns > vc->counters.delay_max_ns && vc->window.delay_ns != DQ_NEVER)
 		vc->counters.delay_max_ns = vc->window.delay_ns;
+	dq_outbound_done(&vc->departure->outbound, &vc->outbound, s->bytes, s->departure_ns, s->wait_ns, completion_ns, vc->window.base_ns,
+			 s->bytes > 0);
 	dq_slab_free(&vc->segs, id);
 	vc->last_progress_ns = now_ns; /* says that the peer's device lives, not that its daemon does */
 	vc->stalled = false;
@@ -263,10 +279,12 @@ static void post(struct dq_vc *vc, struct dq_flow *f, uint32_t index, uint32_t i
 	s->bytes = bytes;
 	s->qp = qp;
 	s->departure_ns = dq_departure_next(vc->departure, now_ns, bytes);
+	s->wait_ns = s->departure_ns - now_ns;
 	if (vc->segs.used == 1)
 		vc->last_progress_ns = now_ns;
 	dq_qps_post(&vc->qps, qp, bytes);
 	dq_window_post(&vc->window, bytes);
+	dq_outbound_post(&vc->departure->outbound, &vc->outbound, bytes);
 	if (!m->counted) {
 		m->counted = true;
 		f->outstanding++;
@@ -301,6 +319,10 @@ static bool post_segments(struct dq_vc *vc, uint32_t budget, uint64_t now_ns)
 			reason = vc->grants_on && vc->grant_in < vc->window.limit ? 1 : 0;
 			break;
 		}
+		if (!dq_outbound_admits(&vc->departure->outbound, &vc->outbound, bytes, vc->backlog, now_ns)) {
+			reason = 0;
+			break;
+		}
 		qp = dq_qps_pick(&vc->qps);
 		id = qp == DQ_NONE ? DQ_NONE : dq_slab_alloc(&vc->segs);
 		if (id == DQ_NONE) {
@@ -324,6 +346,9 @@ bool dq_vc_run(struct dq_vc *vc, uint32_t budget, uint64_t now_ns)
 	if (vc->slots[0].freed || vc->slots[1].freed)
 		dq_slot_serve(vc);
 	more = post_segments(vc, budget, now_ns);
+	dq_outbound_pass(&vc->departure->outbound, &vc->outbound);
+	if (!vc->backlog && !vc->window.inflight)
+		dq_outbound_active(&vc->departure->outbound, &vc->outbound, false);
 	/* A sender says when it begins to wait for the network and when it no longer does; single small messages say nothing. */
 	backlog = vc->backlog > 2ull * vc->window.profile.segment_bytes ? vc->backlog : 0;
 	if (vc->grants_on && (backlog == 0) != (vc->backlog_told == 0)) {

@@ -165,7 +165,7 @@ struct dq_vc_config {
 struct dq_vc_counters {
 	uint64_t tx_bytes, rx_bytes, tx_segments, rx_segments, tx_messages, rx_messages;
 	uint64_t retransmits, control_tx, control_rx, stalls;
-	uint64_t throttled_ns[3];       /* [0] window, [1] grant, [2] QP depth */
+	uint64_t throttled_ns[3];       /* [0] window or outbound budget, [1] grant, [2] QP depth */
 	uint64_t delay_max_ns;
 	uint32_t receives_waiting;
 };
@@ -188,6 +188,7 @@ struct dq_vc {
 	struct dq_pools *pools;
 	struct dq_departure *departure; /* of the device */
 	struct dq_grants *grants;       /* of the device */
+	struct dq_outbound_member outbound; /* of departure->outbound */
 	struct dq_grant_member grant_out;
 	uint64_t grant_in;              /* bytes; UINT64_MAX = not limited */
 	uint32_t grant_in_serial;

@@ -124,6 +124,7 @@ static void enqueue(struct dq_vc *vc, uint32_t index, struct dq_list *from)
 	m->seg_count = dq_segment_count(m->bytes, m->seg_bytes);
 	f->backlog += m->bytes;
 	vc->backlog += m->bytes;
+	dq_outbound_active(&vc->departure->outbound, &vc->outbound, true);
 	dq_sched_activate(&vc->sched, &f->sched);
 }
 

@@ -98,6 +98,7 @@ struct dq_vc_seg {
 	uint32_t msg;
 	uint32_t bytes;
 	uint64_t departure_ns;
+	uint64_t wait_ns;        /* from the post to the departure */
 	uint32_t qp;
 };
 

@@ -28,15 +28,17 @@ uint64_t dq_departure_next(struct dq_departure *d, uint64_t now_ns, uint32_t byt
 /* Upper bound of times in profiles: an hour, so that sums cannot overflow whatever a configuration says. */
 #define MAX_NS 3600000000000ull
 
+uint64_t dq_window_threshold(const struct dq_window_profile *p, uint64_t base_ns)
+{
+	uint64_t segments_ns = p->rate_bps ? 2 * (uint64_t)p->segment_bytes * BIT_NS / p->rate_bps : 0;
+
+	return DQ_MAX(DQ_MIN(base_ns, MAX_NS) / 4, DQ_MAX(segments_ns, DQ_MIN(p->noise_ns, MAX_NS)));
+}
+
 static void window_base(struct dq_window *w, uint64_t base_ns)
 {
-	const struct dq_window_profile *p = &w->profile;
-	uint64_t segments_ns = 0;
-
-	if (p->rate_bps)
-		segments_ns = 2 * (uint64_t)p->segment_bytes * BIT_NS / p->rate_bps;
 	w->base_ns = DQ_MIN(base_ns, MAX_NS);
-	w->threshold_ns = DQ_MAX(w->base_ns / 4, DQ_MAX(segments_ns, DQ_MIN(p->noise_ns, MAX_NS)));
+	w->threshold_ns = dq_window_threshold(&w->profile, w->base_ns);
 }
 
 /* A round without a break of the pinned ones; the next begins with the samples to come. */

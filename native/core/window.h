@@ -6,6 +6,9 @@
  * so that waiting behind other traffic of this host's own NIC does not count as congestion of the fabric. Pure: time is an
  * argument. One thread.
  *
+ * In a VC, what many VCs share is bounded by the device's outbound budget (outbound.h), and the VC gives its window a threshold
+ * of one base RTT: what is left to it are paths that are congested alone, and rerouted ones.
+ *
  * The rule.
  *  Round     It ends with the first sample of a segment that departed after the round began: one real RTT, however long
  *            that is now. Its delay is the smallest of its samples: a standing queue delays every segment, jitter and
@@ -36,6 +39,7 @@
 #define DQ_CORE_WINDOW_H
 
 #include "core/base.h"
+#include "core/outbound.h"
 
 #define DQ_WINDOW_PINNED_ROUNDS 16u
 #define DQ_WINDOW_PINNED_MAX 4096u
@@ -52,6 +56,7 @@ struct dq_departure {
 	uint64_t scaled_rate_bps;    /* rate_bps that ns_per_byte was computed for */
 	uint64_t ns_per_byte;        /* ns << 32 */
 	uint32_t fraction;           /* ns << 32, of last_ns: no drift over any number of segments */
+	struct dq_outbound outbound; /* what its VCs may have in flight together */
 };
 /* Departure time of the last byte of `bytes` posted at now_ns. */
 uint64_t dq_departure_next(struct dq_departure *d, uint64_t now_ns, uint32_t bytes);
@@ -88,6 +93,8 @@ struct dq_window {
 	uint64_t skewed;         /* samples with completion before departure */
 };
 
+/* The delay that is tolerated on a path of this base RTT: Threshold, above. */
+uint64_t dq_window_threshold(const struct dq_window_profile *p, uint64_t base_ns);
 void dq_window_init(struct dq_window *w, const struct dq_window_profile *p);
 /*
  * New profile for a running VC: in-flight bytes and statistics stay. A limit that was at the old upper bound goes to the

@@ -211,6 +211,20 @@ static uint64_t split_grants(struct dq_engine *e)
 	return next;
 }
 
+/* Turns of VCs that waited for their device's outbound budget. Returns when the next one may be due. */
+static uint64_t give_turns(struct dq_engine *e)
+{
+	uint64_t next = DQ_NEVER;
+	for (uint32_t i = 0; i < e->device_count; i++) {
+		struct dq_outbound *o = &e->devices[i].departure.outbound;
+		struct dq_outbound_member *m;
+		while ((m = dq_outbound_next(o, e->now_ns)))
+			eng_vc_touch(e, eng_vc_of((struct dq_vc *)((char *)m - offsetof(struct dq_vc, outbound))));
+		next = DQ_MIN(next, dq_outbound_due(o, e->now_ns));
+	}
+	return next;
+}
+
 /* Is there anything that eng_vc_tick or eng_connections_tick may find expired? Otherwise an idle daemon sleeps long. */
 static bool expires(struct dq_engine *e)
 {
@@ -299,8 +313,10 @@ static void *loop(void *arg)
 		work = run_calls(e);
 		work |= eng_client_poll_all(e);
 		due = split_grants(e);
+		give_turns(e);
 		work |= e->run_head != DQ_NONE;
 		eng_vc_run_all(e);
+		due = DQ_MIN(due, give_turns(e));
 		work |= poll_devices(e); /* last: what was posted above goes out in the same pass */
 		if (e->now_ns >= e->tick_ns) {
 			e->tick_ns = e->now_ns + ENG_TICK_NS;

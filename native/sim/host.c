@@ -278,10 +278,35 @@ static void grants_due(struct dq_sim *s, uint32_t gpu, uint64_t ns)
 	dq_sim_events_at(&s->events, ns * DQ_SIM_PS_PER_NS, SIM_WHAT(SIM_GRANTS), gpu);
 }
 
+void sim_touch(struct dq_sim *s, struct sim_end *e)
+{
+	if (e->touched)
+		return;
+	e->touched = true;
+	dq_sim_events_at(&s->events, s->events.now_ps, SIM_WHAT(SIM_RUN), e->index);
+}
+
+/* Turns of VCs that waited for the outbound budget. */
+static void outbound(struct dq_sim *s, uint32_t gpu)
+{
+	struct sim_gpu *g = &s->gpus[gpu];
+	struct dq_outbound_member *m;
+	uint64_t due;
+
+	while ((m = dq_outbound_next(&g->departure.outbound, sim_now_ns(s))))
+		sim_touch(s, (struct sim_end *)((char *)m - offsetof(struct sim_end, vc.outbound)));
+	due = dq_outbound_due(&g->departure.outbound, sim_now_ns(s));
+	if (due < g->outbound_ns) {
+		g->outbound_ns = due;
+		dq_sim_events_at(&s->events, due * DQ_SIM_PS_PER_NS, SIM_WHAT(SIM_OUTBOUND), gpu);
+	}
+}
+
 void sim_kick(struct dq_sim *s, struct sim_end *e)
 {
 	while (dq_vc_run(&e->vc, RUN_BUDGET, sim_now_ns(s)) && !s->failed)
 		;
+	outbound(s, e->gpu);
 	if (e->vc.lost)
 		sim_fail(s, -ENOMEM, "no memory for a control message of GPU %u", e->gpu);
 	if (s->gpus[e->gpu].grants.dirty)
@@ -354,6 +379,16 @@ bool sim_host_event(struct dq_sim *s, uint32_t timer, uint32_t index)
 	case SIM_SEGMENT_DONE:
 		segment_done(s, index);
 		return true;
+	case SIM_RUN:
+		s->ends[index]->touched = false;
+		sim_kick(s, s->ends[index]);
+		return true;
+	case SIM_OUTBOUND:
+		if (s->gpus[index].outbound_ns <= sim_now_ns(s)) { /* else there was an earlier one since */
+			s->gpus[index].outbound_ns = DQ_NEVER;
+			outbound(s, index);
+		}
+		return true;
 	case SIM_GRANTS:
 		split(s, index);
 		return true;
@@ -386,7 +421,7 @@ int sim_hosts_init(struct dq_sim *s)
 		dq_queue_init(&g->nvlink, s->config.nvlink_bps, 0);
 		g->acks = (struct sim_ring){ DQ_NONE, DQ_NONE };
 		g->qps[0] = g->qps[1] = (struct sim_ring){ DQ_NONE, DQ_NONE };
-		g->split_ns = DQ_NEVER;
+		g->split_ns = g->outbound_ns = DQ_NEVER;
 	}
 	return 0;
 }

@@ -10,7 +10,7 @@
 #include "sim/sim.h"
 
 /* What the owner's events are; their argument is an index. */
-enum sim_timer { SIM_SEGMENT_IN, SIM_SEGMENT_DONE, SIM_GRANTS, SIM_START, SIM_NVLINK, SIM_RECEIVED, SIM_SAMPLE };
+enum sim_timer { SIM_SEGMENT_IN, SIM_SEGMENT_DONE, SIM_GRANTS, SIM_START, SIM_NVLINK, SIM_RECEIVED, SIM_SAMPLE, SIM_RUN, SIM_OUTBOUND };
 
 enum sim_packet_kind { SIM_PACKET_SEGMENT, SIM_PACKET_ACK };
 
@@ -42,6 +42,7 @@ struct sim_end {                 /* one end of a VC */
 	uint32_t index, peer, gpu;
 	uint32_t first_qp;       /* the control QP; data QPs follow */
 	uint32_t control_out;    /* control packets under way */
+	bool touched;            /* runs when everything of this instant has happened */
 };
 
 struct sim_ring { uint32_t head, tail; };
@@ -53,6 +54,7 @@ struct sim_gpu {
 	struct dq_queue nvlink;
 	struct sim_ring acks;    /* packets */
 	struct sim_ring qps[DQ_SIM_CLASSES]; /* with something to send */
+	uint64_t outbound_ns;    /* when the outbound budget is looked at next, DQ_NEVER */
 	uint64_t split_ns;       /* when grants are split next, DQ_NEVER */
 };
 
@@ -119,6 +121,7 @@ void sim_fail(struct dq_sim *s, int rc, const char *fmt, ...) __attribute__((for
 int sim_hosts_init(struct dq_sim *s);
 void sim_hosts_fini(struct dq_sim *s);
 uint32_t sim_pair(struct dq_sim *s, uint32_t from, uint32_t to); /* a VC; the end at `from` (the peer is the next one), DQ_NONE */
+void sim_touch(struct dq_sim *s, struct sim_end *e);            /* the same, after everything else of this instant */
 void sim_kick(struct dq_sim *s, struct sim_end *e);             /* let the VC post what it can */
 bool sim_host_event(struct dq_sim *s, uint32_t timer, uint32_t index);
 extern const struct dq_sim_fabric_ops sim_fabric_ops;

@@ -11,7 +11,7 @@
 #include "core/vc_private.h"
 #include "prng.h"
 
-enum kind { EV_INGRESS, EV_WRITE, EV_ACK, EV_SEEN, EV_CONTROL, EV_REPOST, EV_FAIL, EV_GRANT };
+enum kind { EV_INGRESS, EV_WRITE, EV_ACK, EV_SEEN, EV_CONTROL, EV_REPOST, EV_FAIL, EV_GRANT, EV_OUTBOUND };
 
 struct vp_event {
 	uint64_t ns, seq;
@@ -389,6 +389,30 @@ uint32_t vp_pair(struct vp *w, uint32_t host_a, uint32_t host_b, const struct vp
 	return a->index;
 }
 
+/* Turns of VCs that waited for the outbound budget of their host. */
+static void turns(struct vp *w, uint32_t host)
+{
+	struct dq_outbound *o = &w->hosts[host].departure.outbound;
+	struct dq_outbound_member *m;
+	uint64_t due;
+	while ((m = dq_outbound_next(o, w->now_ns))) {
+		struct dq_vc *vc = (struct dq_vc *)((char *)m - offsetof(struct dq_vc, outbound));
+		struct vp_end *e = vc->user;
+		if (!e->up || e->silent)
+			dq_outbound_pass(o, m);
+		else
+			while (dq_vc_run(vc, 32, w->now_ns))
+				;
+	}
+	due = dq_outbound_due(o, w->now_ns);
+	if (due == DQ_NEVER)
+		return;
+	for (uint32_t i = 0; i < w->heap_count; i++)
+		if (w->heap[i].kind == EV_OUTBOUND && w->heap[i].end == host && w->heap[i].ns <= due)
+			return;
+	push(w, (struct vp_event){ .ns = due, .kind = EV_OUTBOUND, .end = host });
+}
+
 void vp_kick(struct vp *w, uint32_t end)
 {
 	struct vp_end *e = w->ends[end];
@@ -396,6 +420,7 @@ void vp_kick(struct vp *w, uint32_t end)
 		return;
 	while (dq_vc_run(&e->vc, 32, w->now_ns))
 		;
+	turns(w, e->host);
 	if (e->vc.lost && w->may_lack_memory) {
 		bool stalled;
 		assert_int_equal(dq_vc_check(&e->vc, w->now_ns, &stalled), DQ_ERR_NOMEM);
@@ -481,6 +506,10 @@ bool vp_step(struct vp *w)
 		grants(w, ev.end);
 		return true;
 	}
+	if (ev.kind == EV_OUTBOUND) {
+		turns(w, ev.end);
+		return true;
+	}
 	e = w->ends[ev.end];
 	peer = w->ends[e->peer];
 	switch (ev.kind) {
@@ -545,6 +574,7 @@ bool vp_step(struct vp *w)
 		vp_fail(w, e->index, DQ_ERR_UNREACHABLE);
 		break;
 	case EV_GRANT:
+	case EV_OUTBOUND:
 		break;
 	}
 	return true;

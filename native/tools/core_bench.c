@@ -296,6 +296,7 @@ static bool vc_segments(uint64_t segments)
 		vc_refill(a, true);
 		dq_vc_run(&b->vc, INFLIGHT, vb.now_ns);
 		vc_deliver(b);
+		(void)dq_outbound_next(&a->departure.outbound, vb.now_ns); /* there is but one VC: its turn, or nobody's */
 		dq_vc_run(&a->vc, INFLIGHT, vb.now_ns);
 		vc_deliver(a);
 		n = DQ_MIN(vb.posted - vb.completed, 4u);

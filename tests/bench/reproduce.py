@@ -231,6 +231,24 @@ def ablation(all_: Reproduction) -> None:
         )
         results.append((name, simulate(all_.seed, ALL_GATHER, work, senders, **fabric)))
     all_.tables.append(detail("Ablation: ring all-gather of 8 MiB, shuffled", results))
+    # Fewer and larger messages: what labels and queue pairs gain, and what the first grant of a new partner costs.
+    others = []
+    for placement in ("packed", "shuffled"):
+        work_recursive = {**_gather(8 * MIB, placement), "algorithm": "recursive"}
+        run = simulate(all_.seed, ALL_GATHER, work_recursive, ("untuned", "static", "dqplb", "dqplb+grants", OURS))
+        others.append((placement, run))
+        untuned = of(run, "untuned")
+        for sender, name in (("dqplb", "windows"), (OURS, "all")):
+            all_.rows.append(
+                Row(
+                    f"all_gather_256_8MiB_recursive_{placement}_{name}_bus",
+                    "bit/s",
+                    of(run, sender).bus_bps,
+                    untuned.bus_bps,
+                    note=f"{sender} of one queue pair, 1 MiB segments; 8 steps of 32 KiB to 4 MiB, recursive doubling",
+                )
+            )
+    all_.tables.append(detail("Ablation: all-gather of 8 MiB by recursive doubling", others))
     sweep = [f"static:{s * KIB},{q},dqplb,{m}" for s in (32, 128, 1024) for q in (1, 4, 16) for m in (2, 128)]
     swept = simulate(all_.seed, ALL_GATHER, work, sweep)
     best = max(swept.runs, key=lambda run: run.bus_bps or 0)
