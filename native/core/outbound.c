@@ -208,7 +208,7 @@ uint64_t dq_outbound_due(const struct dq_outbound *o, uint64_t now_ns)
 		all = g->inflight + g->promised + g->head->segment_bytes;
 		all -= DQ_MIN(all, (uint64_t)g->head->segment_bytes * DQ_OUTBOUND_MARGIN);
 		need = (double)all / mean_window(g) / part(o, g);
-		if (need > g->scale)
+		if (need > g->scale || (double)all > mean_window(g))
 			continue;
 		at = (double)g->ramp_ns + DQ_MAX(need - g->from, 0.0) / (g->scale - g->from) * (double)g->base_ns;
 		due = DQ_MIN(due, DQ_MAX((uint64_t)at + 1, now_ns + 1));
@@ -238,16 +238,27 @@ static void round_begin(struct dq_outbound_group *g, uint64_t now_ns)
 	g->limited = g->head != NULL;
 }
 
+static uint64_t mean_delay(const struct dq_outbound_group *g)
+{
+	return g->delay_sum_ns > 0 ? (uint64_t)g->delay_sum_ns / g->samples : 0;
+}
+
+static bool quiet(const struct dq_outbound_group *g)
+{
+	return mean_delay(g) <= g->base_ns / QUIET_PART;
+}
+
 static void adapt(struct dq_outbound *o, struct dq_outbound_group *g, uint64_t now_ns)
 {
-	double base = (double)g->base_ns, mean = mean_window(g), most = 1 / part(o, g), lim = limit(o, g, now_ns), used, to;
+	double base = (double)g->base_ns, mean = mean_window(g), most = 1 / part(o, g), lim = limit(o, g, now_ns), used, target, to;
 
 	if (!g->active)
 		return;
-	g->delay_ns = g->delay_sum_ns > 0 ? (uint64_t)g->delay_sum_ns / g->samples : 0;
+	g->delay_ns = mean_delay(g);
 	g->scale = DQ_MIN(g->scale, most);
 	used = (double)g->peak < lim ? g->scale * (double)g->peak / lim : g->scale;
-	to = used * base / (base + (double)g->delay_ns) + (double)o->targets / o->active / mean;
+	target = (double)o->targets / o->active / mean * (1 + DQ_MIN(used, 1.0)) / 2;
+	to = used * base / (base + (double)g->delay_ns) + target;
 	if (to < used) {
 		g->scale = g->from = DQ_MAX(DQ_MAX(to, used / 2), LEAST);
 		g->doubling = false;
@@ -256,7 +267,7 @@ static void adapt(struct dq_outbound *o, struct dq_outbound_group *g, uint64_t n
 		g->shrinks++;
 		return;
 	}
-	g->doubling &= g->delay_ns <= g->base_ns / QUIET_PART;
+	g->doubling &= quiet(g);
 	if (!g->limited)
 		return;
 	to = g->doubling ? 2 * g->scale : g->scale + DQ_MAX(to - g->scale, 0.0) / 2;
@@ -292,6 +303,8 @@ void dq_outbound_done(struct dq_outbound *o, struct dq_outbound_member *m, uint3
 	g->samples++;
 	if (departure_ns < g->round_start_ns)
 		return;
+	if (g->doubling && 2 * g->samples * bytes < g->peak && !quiet(g))
+		return; /* the first few may have met with a burst: the round goes on */
 	adapt(o, g, completion_ns);
 	round_begin(g, completion_ns);
 }

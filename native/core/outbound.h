@@ -13,18 +13,18 @@
  *  Turns     VCs that find the limit reached wait in line. A turn is one segment, and up to DQ_OUTBOUND_TURN of them for one
  *            with more backlog than the mean of those that wait: so what is posted together ends together, and a receiver
  *            that everybody sends much to is not idle at first and last to be done.
- *  Start     At 3/8, doubled after each RTT in which the limit was reached and nothing queued, until something does. Ways out
- *            of a place are oversubscribed by two or three as a rule. A VC alone, too: many hosts that begin at once have one
- *            VC each in a ring.
+ *  Start     At 3/8, doubled after each RTT in which the limit was reached and nothing queued, until something does, and not
+ *            only where the first few segments met with those of others. Ways out of a place are oversubscribed by two or
+ *            three as a rule. A VC alone, too: many hosts that begin at once have one VC each in a ring.
  *  Ramp      Raised limits, and those of a group that was idle for an RTT, are not there at once but grow over one RTT, from
  *            the old one or from nothing. So the first bytes leave at the rate that the limit means, not at that of the NIC,
  *            and a queue of a burst never forms. Whole pipes are larger than what the NIC can send in an RTT: where scale is
  *            1 this costs nothing.
  *  Delay     After each RTT: scale = used x base / (base + delay) + target / mean window, where used is the scale that
  *            was in flight, delay the mean of the group's samples of one RTT. By Little's law that keeps `target` bytes of
- *            this group in queues, wherever they are, and gives each VC on a shared way the same rate whatever its RTT, since
- *            target is the mean of all active VCs' (rate x what a window tolerates as delay). Down at once, at most by half;
- *            up by half of the way.
+ *            this group in queues, wherever they are, and gives VCs on a shared way about the same rate whatever their RTT,
+ *            since target is the mean of all active VCs' (rate x what a window tolerates as delay), times (1 + used) / 2:
+ *            on a narrower way fewer bytes are the same delay. Down at once, at most by half; up by half of the way.
  *  Samples   completion - base - departure - (departure - post). The mean, since it is queues in all that count, and one
  *            segment's luck with its path does not. The NIC takes its QPs in turn and not in the order of posts, so that
  *            segments leave up to as much later than the departure model says as that makes them wait: twice the wait is

@@ -204,6 +204,50 @@ static void test_settles(void **state)
 	}
 }
 
+/* The first segments of all hosts that begin at once may meet: what only they saw does not end the doubling. */
+static void test_first_samples_may_meet_a_burst(void **state)
+{
+	uint64_t now = 1000 * US;
+	struct dq_outbound_group *g;
+
+	(void)state;
+	begin(2, BASE);
+	g = &outbound.groups[members[0].group];
+	for (uint64_t t = 0; t <= BASE; t += US)
+		fill(2, now + t);
+	done(0, now, BASE / 4);
+	assert_true(g->doubling && g->grows == 0);
+	for (unsigned i = 0; i < 20; i++)
+		done(i % 2, now + i * US, 0);
+	assert_true(g->doubling && g->grows == 1);
+	for (unsigned i = 0; i < 60; i++) /* but a queue that stays does */
+		done(i % 2, now + (i < 30 ? 2 : 4) * BASE + i * US, BASE / 4);
+	assert_false(g->doubling);
+}
+
+/* Who is alone may have more of the pipe than a window; the ramp to it is over where a window is. */
+static void test_nothing_is_due_beyond_a_window(void **state)
+{
+	uint64_t now = 1000 * US, all = 0;
+	struct dq_outbound_group *g;
+
+	(void)state;
+	begin(1, BASE);
+	g = &outbound.groups[members[0].group];
+	g->scale = 4;
+	for (unsigned steps = 0;; steps++) {
+		uint64_t due;
+
+		all = fill(1, now);
+		due = dq_outbound_due(&outbound, now);
+		if (due == DQ_NEVER)
+			break;
+		assert_true(steps <= WINDOW / SEGMENT + 1);
+		now = due;
+	}
+	assert_in_range(all, WINDOW, WINDOW + DQ_OUTBOUND_MARGIN * SEGMENT);
+}
+
 /* Nothing queues: after a few RTTs the group has the whole pipe, and no more. */
 static void test_free_way(void **state)
 {
@@ -226,7 +270,7 @@ static void test_one_step_for_one_queue(void **state)
 	g = &outbound.groups[members[0].group];
 	for (uint64_t t = 0; t <= BASE; t += US)
 		fill(2, now + t);
-	for (unsigned i = 0; i < 20; i++)
+	for (unsigned i = 0; i < 60; i++)
 		done(i % 2, now, BASE);
 	assert_int_equal(g->shrinks, 1);
 	done(0, now + 3 * BASE, 0);
@@ -300,6 +344,8 @@ int main(void)
 		cmocka_unit_test(test_turns_follow_the_backlog),
 		cmocka_unit_test(test_groups_share_the_device),
 		cmocka_unit_test(test_settles),
+		cmocka_unit_test(test_first_samples_may_meet_a_burst),
+		cmocka_unit_test(test_nothing_is_due_beyond_a_window),
 		cmocka_unit_test(test_free_way),
 		cmocka_unit_test(test_one_step_for_one_queue),
 		cmocka_unit_test(test_what_is_not_the_fabric),
