@@ -257,7 +257,7 @@ static void adapt(struct dq_outbound *o, struct dq_outbound_group *g, uint64_t n
 	g->delay_ns = mean_delay(g);
 	g->scale = DQ_MIN(g->scale, most);
 	used = (double)g->peak < lim ? g->scale * (double)g->peak / lim : g->scale;
-	target = (double)o->targets / o->active / mean * (1 + DQ_MIN(used, 1.0)) / 2;
+	target = (double)o->targets / o->active / mean * (2 + DQ_MIN(used, 1.0)) / 3;
 	to = used * base / (base + (double)g->delay_ns) + target;
 	if (to < used) {
 		g->scale = g->from = DQ_MAX(DQ_MAX(to, used / 2), LEAST);

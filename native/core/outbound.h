@@ -23,7 +23,7 @@
  *  Delay     After each RTT: scale = used x base / (base + delay) + target / mean window, where used is the scale that
  *            was in flight, delay the mean of the group's samples of one RTT. By Little's law that keeps `target` bytes of
  *            this group in queues, wherever they are, and gives VCs on a shared way about the same rate whatever their RTT,
- *            since target is the mean of all active VCs' (rate x what a window tolerates as delay), times (1 + used) / 2:
+ *            since target is the mean of all active VCs' (rate x what a window tolerates as delay), times (2 + used) / 3:
  *            on a narrower way fewer bytes are the same delay. Down at once, at most by half; up by half of the way.
  *  Samples   completion - base - departure - (departure - post). The mean, since it is queues in all that count, and one
  *            segment's luck with its path does not. The NIC takes its QPs in turn and not in the order of posts, so that
