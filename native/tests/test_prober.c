@@ -28,6 +28,7 @@
 #define MS 1000000ull
 #define SECOND (1000 * MS)
 #define PATIENCE_MS 60000 /* a test that waits longer for what must come has failed */
+#define SILENCE (250 * MS) /* probes that nobody answers: long enough that, on a busy machine, they have been sent by then */
 
 static const struct dq_provider *real;
 static uint64_t random_state;
@@ -388,7 +389,7 @@ static void silence_is_one_timeout_a_probe(void **state)
 	struct host a;
 	struct peer peer;
 	struct dq_probe_sample s[N];
-	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = 20 * MS });
+	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = SILENCE });
 	peer_start(&peer, &a);
 	host_knows_peer(&a, 7, &peer, 0);
 	for (unsigned i = 0; i < N; i++)
@@ -416,7 +417,7 @@ static void one_ack_alone_is_a_timeout(void **state)
 	struct host a;
 	struct peer peer;
 	struct dq_probe_sample s[2];
-	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = 50 * MS });
+	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = SILENCE });
 	peer_start(&peer, &a);
 	host_knows_peer(&a, 0, &peer, 0);
 	for (unsigned i = 0; i < 2; i++) {
@@ -545,7 +546,7 @@ static void a_late_answer_is_counted_once_and_makes_no_sample(void **state)
 	struct host a;
 	struct peer peer;
 	struct dq_probe_sample s;
-	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = 10 * MS });
+	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = SILENCE });
 	peer_start(&peer, &a);
 	host_knows_peer(&a, 0, &peer, 0);
 	assert_int_equal(dq_prober_once(a.prober, 0), 0);
@@ -925,7 +926,7 @@ static void a_full_ring_drops_and_counts(void **state)
 	struct peer peer;
 	struct dq_probe_sample s[N];
 	struct dq_prober_stats stats;
-	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = 10 * MS, .ring_samples = ROOM });
+	host_start_with(&a, 0, real, (struct dq_prober_config){ .timeout_ns = SILENCE, .ring_samples = ROOM });
 	peer_start(&peer, &a);
 	host_knows_peer(&a, 0, &peer, 0);
 	for (unsigned i = 0; i < N; i++)
