@@ -33,6 +33,8 @@
 #define DQ_NCCL_DEVICES_MAX 64u
 #define DQ_NCCL_RING_ENTRIES 16384u      /* asked for; the daemon may give less */
 #define DQ_NCCL_P2P_BYTES_MAX (1ull << 30) /* one message; 32,768 segments of 32 KiB, which every path can */
+#define DQ_NCCL_LARGE 65536u             /* bytes: so much takes longer than the sleep of a test in vain */
+#define DQ_NCCL_CPUS_FEW 4u               /* two ends that ask without end, and a daemon for each */
 #define DQ_NCCL_CONNECT_TIMEOUT_S 600u
 #define DQ_NCCL_CONNECT_TIMEOUT_MAX_S 86400u
 
@@ -40,6 +42,7 @@
 struct dq_nccl_settings {
 	uint64_t connect_timeout_ns;     /* DQPLB_NCCL_CONNECT_TIMEOUT_S */
 	uint32_t lanes;                  /* DQPLB_NCCL_CONTEXTS */
+	bool few_cpus;                   /* this process may use less than DQ_NCCL_CPUS_FEW */
 };
 dq_nccl_result dq_nccl_settings_read(struct dq_nccl_settings *out);
 
@@ -186,6 +189,7 @@ struct dq_nccl_request {
 	uint8_t posted;                  /* bit i: part i was given to the shim */
 	uint8_t done;                    /* bit i: part i is done, and its size known */
 	uint8_t block;                   /* in which it lies */
+	bool large;                      /* DQ_NCCL_LARGE or more: SEND by what is sent, RECV by the room of its first part */
 };
 /* One message of a request. */
 union dq_nccl_part {

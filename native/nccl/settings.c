@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "nccl/net.h"
@@ -27,6 +28,7 @@ static dq_nccl_result read_number(const char *name, uint64_t least, uint64_t mos
 dq_nccl_result dq_nccl_settings_read(struct dq_nccl_settings *out)
 {
 	uint64_t seconds = DQ_NCCL_CONNECT_TIMEOUT_S, lanes = DQ_NCCL_LANES_DEFAULT;
+	cpu_set_t cpus;
 	dq_nccl_result rc = read_number("DQPLB_NCCL_CONNECT_TIMEOUT_S", 1, DQ_NCCL_CONNECT_TIMEOUT_MAX_S, "seconds", &seconds);
 
 	if (rc == DQ_NCCL_SUCCESS)
@@ -35,5 +37,6 @@ dq_nccl_result dq_nccl_settings_read(struct dq_nccl_settings *out)
 		return rc;
 	out->connect_timeout_ns = seconds * 1000000000u;
 	out->lanes = (uint32_t)lanes;
+	out->few_cpus = sched_getaffinity(0, sizeof cpus, &cpus) == 0 && (unsigned)CPU_COUNT(&cpus) < DQ_NCCL_CPUS_FEW;
 	return rc;
 }

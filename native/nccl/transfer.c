@@ -118,6 +118,7 @@ static struct dq_nccl_request *take(struct dq_nccl_comm *comm, enum dq_nccl_op o
 	r->op = (uint8_t)op;
 	r->n = (uint8_t)n;
 	r->posted = r->done = 0;
+	r->large = false;
 	return r;
 }
 
@@ -193,6 +194,7 @@ dq_nccl_result dq_nccl_isend(struct dq_nccl_comm *comm, void *data, size_t bytes
 		return status == DQPLB_ERR_AGAIN ? DQ_NCCL_SUCCESS : fail(comm, status, "send", bytes);
 	}
 	r->posted = 1;
+	r->large = bytes >= DQ_NCCL_LARGE;
 	*out = r;
 	return DQ_NCCL_SUCCESS;
 }
@@ -235,6 +237,7 @@ dq_nccl_result dq_nccl_irecv(struct dq_nccl_comm *comm, int n, void *const *data
 		count(comm, DQ_NCCL_RECV, (uint32_t)n);
 		return DQ_NCCL_SUCCESS;
 	}
+	r->large = bytes[0] >= DQ_NCCL_LARGE;
 	comm->waiting = r;
 	status = post_deferred(comm);
 	if (status == DQPLB_ERR_AGAIN && !r->posted) {
@@ -309,6 +312,27 @@ static const char *op_name(uint8_t op)
 	return op == DQ_NCCL_SEND ? "send" : op == DQ_NCCL_RECV ? "receive" : "flush";
 }
 
+/*
+ * A thread that asks and asks, and the daemon that is to do what it asks for, share a CPU where there are but a few: yielding
+ * it is not enough, since the scheduler gives both the same. There it sleeps for a moment now and then, while all that it asks
+ * for takes longer anyway.
+ */
+#define IN_VAIN_MAX 64u
+#define PAUSE_NS 20000
+
+static _Thread_local uint32_t in_vain; /* tests since the last that found something, or was of something short */
+
+static void pause_if_in_vain(const struct dq_nccl_request *r)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+
+	in_vain = r->large ? in_vain + 1 : 0;
+	if (in_vain < IN_VAIN_MAX || !dq_nccl_state.settings.few_cpus)
+		return;
+	in_vain = 0;
+	nanosleep(&pause, NULL);
+}
+
 dq_nccl_result dq_nccl_test(struct dq_nccl_request *r, int *done, int *sizes)
 {
 	struct dq_nccl_comm *comm = r->comm;
@@ -356,8 +380,11 @@ dq_nccl_result dq_nccl_test(struct dq_nccl_request *r, int *done, int *sizes)
 			return fail(comm, result.status, op_name(r->op), result.bytes);
 		parts[i].bytes = result.bytes;
 	}
-	if (r->done != every)
+	if (r->done != every) {
+		pause_if_in_vain(r);
 		return DQ_NCCL_SUCCESS;
+	}
+	in_vain = 0;
 	if (sizes && r->op != DQ_NCCL_FLUSH)
 		for (unsigned i = 0; i < r->n; i++)
 			sizes[i] = (int)parts[i].bytes;
