@@ -472,6 +472,7 @@ class Overview:
             throttled_window_ns=stats.throttled_window_ns,
             throttled_grant_ns=stats.throttled_grant_ns,
             throttled_qp_ns=stats.throttled_qp_ns,
+            throttled_outbound_ns=stats.throttled_outbound_ns,
             control_tx_packets=stats.control_tx_packets,
             control_rx_packets=stats.control_rx_packets,
             link_queue_bytes=stats.link_queue_bytes,

@@ -511,8 +511,9 @@ class Live(Model):
     window_grows: int = 0
     window_reroutes: int = Field(0, description="Times that a longer path, not a queue, was found behind a delay.")
     throttled_window_ns: int = Field(0, description="Time with backlog that the window held back.")
-    throttled_grant_ns: int = 0
-    throttled_qp_ns: int = 0
+    throttled_grant_ns: int = Field(0, description="The same of the grant.")
+    throttled_qp_ns: int = Field(0, description="Of the depth of the queue pairs.")
+    throttled_outbound_ns: int = Field(0, description="Of the device's outbound budget.")
     control_tx_packets: int = 0
     control_rx_packets: int = 0
     link_queue_bytes: int = Field(0, description="Queue of the emulated link.")

@@ -514,7 +514,9 @@ class PinnedProfile(Section):
     segment_bytes: Size | None = Field(None, ge=4 * KIB, le=16 * MIB, description="Segment size; a multiple of 128.")
     window_bytes: Size | None = Field(None, ge=4 * KIB, le=2**40, description="Bytes in flight.")
     outstanding_per_qp: int | None = Field(None, ge=1, le=4096, description="Segments in flight on one queue pair.")
-    adapt: bool | None = Field(None, description="Whether the window shrinks when the path's delay grows.")
+    adapt: bool | None = Field(
+        None, description="Whether window and outbound budget shrink when the path's delay grows."
+    )
 
     @field_validator("segment_bytes")
     @classmethod
@@ -563,7 +565,9 @@ class ProfilesConfig(Section):
     )
     incast: ClassIncast = Field(ClassIncast(), description="Senders that share one queue, by class.")
     adapt: bool | Literal["auto"] = Field(
-        "auto", description="Shrink a window when the path's delay grows; auto: yes, unless the window is pinned."
+        "auto",
+        description="Shrink windows, and the outbound budget that a device's paths share, when the delay grows; "
+        "auto: yes, unless the window is pinned.",
     )
     push_change: float = Field(
         0.10, ge=0, le=1, description="Relative change below which a running path keeps its numbers."

@@ -387,6 +387,7 @@ class PathStats:
     throttled_window_ns: int = 0
     throttled_grant_ns: int = 0
     throttled_qp_ns: int = 0
+    throttled_outbound_ns: int = 0
     control_tx_packets: int = 0
     control_rx_packets: int = 0
     link_queue_bytes: int = 0

@@ -127,7 +127,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "dqplbd_throttled_seconds_total",
         "counter",
         ("device", "class", "reason"),
-        "Time with backlog that something held back, by reason: window, grant, qp. Sums over paths.",
+        "Time with backlog that something held back, by reason: window, grant, qp, outbound. Sums over paths.",
     ),
     Metric("dqplbd_inflight_bytes", "gauge", _DC, "Bytes posted and not yet completed."),
     Metric(

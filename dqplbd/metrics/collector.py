@@ -43,6 +43,7 @@ _PATH_COUNTERS: Final[tuple[tuple[str, str, Callable[[Path], float]], ...]] = (
     ("dqplbd_throttled_seconds_total", "window", lambda p: p.live.throttled_window_ns * _NS),
     ("dqplbd_throttled_seconds_total", "grant", lambda p: p.live.throttled_grant_ns * _NS),
     ("dqplbd_throttled_seconds_total", "qp", lambda p: p.live.throttled_qp_ns * _NS),
+    ("dqplbd_throttled_seconds_total", "outbound", lambda p: p.live.throttled_outbound_ns * _NS),
     ("dqplbd_probes_total", "ok", lambda p: p.estimate.probes_ok),
     ("dqplbd_probes_total", "timeout", lambda p: p.estimate.probes_timeout),
     ("dqplbd_probes_total", "send_error", lambda p: p.estimate.probes_send_error),

@@ -105,6 +105,7 @@ class Totals:
     window_ns: int
     grant_ns: int
     depth_ns: int
+    outbound_ns: int
     switches: int
     ports: int
     vcs: int

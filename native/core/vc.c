@@ -316,17 +316,17 @@ static bool post_segments(struct dq_vc *vc, uint32_t budget, uint64_t now_ns)
 		m = dq_msg_at(vc, f->ready.head);
 		bytes = (uint32_t)DQ_MIN((uint64_t)m->seg_bytes, m->bytes - (uint64_t)m->seg_next * m->seg_bytes);
 		if (!dq_window_admits(&vc->window, vc->grants_on ? vc->grant_in : UINT64_MAX, bytes)) {
-			reason = vc->grants_on && vc->grant_in < vc->window.limit ? 1 : 0;
+			reason = vc->grants_on && vc->grant_in < vc->window.limit ? DQ_THROTTLE_GRANT : DQ_THROTTLE_WINDOW;
 			break;
 		}
 		if (!dq_outbound_admits(&vc->departure->outbound, &vc->outbound, bytes, vc->backlog, now_ns)) {
-			reason = 0;
+			reason = DQ_THROTTLE_OUTBOUND;
 			break;
 		}
 		qp = dq_qps_pick(&vc->qps);
 		id = qp == DQ_NONE ? DQ_NONE : dq_slab_alloc(&vc->segs);
 		if (id == DQ_NONE) {
-			reason = 2;
+			reason = DQ_THROTTLE_QP;
 			break;
 		}
 		post(vc, f, f->ready.head, id, qp, bytes, now_ns);

@@ -162,10 +162,13 @@ struct dq_vc_config {
 	uint64_t stall_ns;
 };
 
+/* What held backlog back. */
+enum dq_throttle { DQ_THROTTLE_WINDOW, DQ_THROTTLE_GRANT, DQ_THROTTLE_QP, DQ_THROTTLE_OUTBOUND };
+
 struct dq_vc_counters {
 	uint64_t tx_bytes, rx_bytes, tx_segments, rx_segments, tx_messages, rx_messages;
 	uint64_t retransmits, control_tx, control_rx, stalls;
-	uint64_t throttled_ns[3];       /* [0] window or outbound budget, [1] grant, [2] QP depth */
+	uint64_t throttled_ns[4];       /* by enum dq_throttle */
 	uint64_t delay_max_ns;
 	uint32_t receives_waiting;
 };

@@ -166,7 +166,8 @@ struct dq_path_stats {
 	uint64_t queue_delay_max_ns;    /* largest such since the last reset */
 	uint64_t window_shrinks, window_grows;
 	uint64_t window_reroutes;       /* times that a longer path, not a queue, was found behind a longer delay */
-	uint64_t throttled_window_ns, throttled_grant_ns, throttled_qp_ns; /* time with backlog when this was what held it back */
+	/* Time with backlog when this was what held it back. */
+	uint64_t throttled_window_ns, throttled_grant_ns, throttled_qp_ns, throttled_outbound_ns;
 	uint64_t control_tx_packets, control_rx_packets;
 	uint64_t link_queue_bytes, link_queue_peak_bytes;                  /* of the emulated link */
 	uint32_t vcs, qps, flows;

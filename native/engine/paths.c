@@ -239,9 +239,10 @@ static void add_counters(struct dq_path_stats *s, const struct dq_vc *c)
 	s->window_shrinks += c->window.shrinks;
 	s->window_grows += c->window.grows;
 	s->window_reroutes += c->window.reroutes;
-	s->throttled_window_ns += c->counters.throttled_ns[0];
-	s->throttled_grant_ns += c->counters.throttled_ns[1];
-	s->throttled_qp_ns += c->counters.throttled_ns[2];
+	s->throttled_window_ns += c->counters.throttled_ns[DQ_THROTTLE_WINDOW];
+	s->throttled_grant_ns += c->counters.throttled_ns[DQ_THROTTLE_GRANT];
+	s->throttled_qp_ns += c->counters.throttled_ns[DQ_THROTTLE_QP];
+	s->throttled_outbound_ns += c->counters.throttled_ns[DQ_THROTTLE_OUTBOUND];
 	s->control_tx_packets += c->counters.control_tx;
 	s->control_rx_packets += c->counters.control_rx;
 }

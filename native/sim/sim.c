@@ -458,9 +458,10 @@ void dq_sim_get_totals(const dq_sim *s, struct dq_sim_totals *out)
 		const struct dq_vc *vc = &s->ends[i]->vc;
 
 		out->shrinks += vc->window.shrinks;
-		out->window_ns += vc->counters.throttled_ns[0];
-		out->grant_ns += vc->counters.throttled_ns[1];
-		out->depth_ns += vc->counters.throttled_ns[2];
+		out->window_ns += vc->counters.throttled_ns[DQ_THROTTLE_WINDOW];
+		out->grant_ns += vc->counters.throttled_ns[DQ_THROTTLE_GRANT];
+		out->depth_ns += vc->counters.throttled_ns[DQ_THROTTLE_QP];
+		out->outbound_ns += vc->counters.throttled_ns[DQ_THROTTLE_OUTBOUND];
 	}
 }
 

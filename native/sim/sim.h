@@ -92,7 +92,7 @@ struct dq_sim_totals {
 	uint64_t packet_hops, events;
 	uint64_t segments, control_packets;
 	uint64_t shrinks;        /* of windows */
-	uint64_t window_ns, grant_ns, depth_ns; /* time that VCs with backlog were held back, by what */
+	uint64_t window_ns, grant_ns, depth_ns, outbound_ns; /* time that VCs with backlog were held back, by what */
 	uint32_t switches, ports, vcs, samples;
 };
 

@@ -56,6 +56,7 @@ def test_values_are_in_base_units(view: "SampleView") -> None:
         vcs=1,
         queue_delay_ns=1_500_000,
         throttled_grant_ns=2_000_000_000,
+        throttled_outbound_ns=3_000_000_000,
         slots_put=3,
         receives_waiting=2,
     )
@@ -68,6 +69,7 @@ def test_values_are_in_base_units(view: "SampleView") -> None:
     assert value(series, "dqplbd_window_bytes", **here) == 17
     assert value(series, "dqplbd_queue_delay_max_seconds", **here) == pytest.approx(0.0015)
     assert value(series, "dqplbd_throttled_seconds_total", reason="grant", **here) == pytest.approx(2)
+    assert value(series, "dqplbd_throttled_seconds_total", reason="outbound", **here) == pytest.approx(3)
     assert value(series, "dqplbd_probes_total", result="ok", **here) == 5
     assert value(series, "dqplbd_path_rtt_seconds", stat="median", **here) == pytest.approx(8e-6)
     assert value(series, "dqplbd_slots", device="tcp0", kind="put") == 3

@@ -94,6 +94,14 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
     assert first.message_times_ns != other.message_times_ns
 
 
+def test_it_is_told_what_held_a_sender_back() -> None:
+    large = parse_scenario(SMALL.replace("4MiB", "64MiB"))
+    fixed, adapting = (one.totals for one in compare(large, senders=["dqplb", "dqplb+grants+delay"]).runs)
+    assert fixed.window_ns > 0
+    assert fixed.outbound_ns == fixed.grant_ns == 0
+    assert adapting.outbound_ns > 0
+
+
 def test_real_buffers_pause() -> None:
     text = SMALL.replace("planes: 2", "planes: 2, buffer_bytes: 2MB, ecn: {min_bytes: 100kB, max_bytes: 400kB}")
     run = compare(parse_scenario(text), senders=["unlimited"]).runs[0]

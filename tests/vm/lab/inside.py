@@ -285,6 +285,7 @@ def carry(job: Job, daemons: Daemons, fabric: Fabric) -> dict[str, Any]:
                 "throttled_window_ns": path.live.throttled_window_ns,
                 "throttled_grant_ns": path.live.throttled_grant_ns,
                 "throttled_qp_ns": path.live.throttled_qp_ns,
+                "throttled_outbound_ns": path.live.throttled_outbound_ns,
             }
             for a, b, path in daemons.paths()
             if path.live.tx_bytes
