@@ -37,17 +37,17 @@ _STYLE: Final = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ed; --dim: #98a3b0; --paper: #14181d; --rule: #2c343d;
   --heat: #ff8a70; --s0: #98a3b0; --s1: #f0a04b; --s2: #5fb0e8; --s3: #5fcf92; --s4: #c58ae0; --s5: #ff8a70;
   --s6: #4dc4cf; --s7: #d8bd4a; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 960px;
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1220px;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin-bottom: .2rem; }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; }
 p.lead, .dim { color: var(--dim); fill: var(--dim); }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; }
-th, td { text-align: right; padding: .3rem .5rem; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th, td { text-align: right; padding: .3rem .4rem; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 th { color: var(--dim); font-weight: 600; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+svg { width: 100%; max-width: 960px; height: auto; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--ink); } svg text.dim { fill: var(--dim); }
 .end { text-anchor: end; } .mid { text-anchor: middle; }
 .grid { stroke: var(--rule); } .tick, .axis { stroke: var(--dim); }
