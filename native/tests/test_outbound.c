@@ -66,6 +66,15 @@ static uint64_t fill(unsigned n, uint64_t now_ns)
 	return sum;
 }
 
+/* Members that have what the first limit lets them; their group. */
+static struct dq_outbound_group *begin_and_fill(unsigned n, uint64_t now_ns)
+{
+	begin(n, BASE);
+	for (uint64_t t = 0; t <= BASE; t += US)
+		fill(n, now_ns + t);
+	return &outbound.groups[members[0].group];
+}
+
 /* What begins leaves at the rate that the limit means: nothing but the margin at once, 3/8 of a pipe after an RTT. */
 static void test_ramp(void **state)
 {
@@ -211,10 +220,7 @@ static void test_first_samples_may_meet_a_burst(void **state)
 	struct dq_outbound_group *g;
 
 	(void)state;
-	begin(2, BASE);
-	g = &outbound.groups[members[0].group];
-	for (uint64_t t = 0; t <= BASE; t += US)
-		fill(2, now + t);
+	g = begin_and_fill(2, now);
 	done(0, now, BASE / 4);
 	assert_true(g->doubling && g->grows == 0);
 	for (unsigned i = 0; i < 20; i++)
@@ -266,10 +272,7 @@ static void test_one_step_for_one_queue(void **state)
 	struct dq_outbound_group *g;
 
 	(void)state;
-	begin(2, BASE);
-	g = &outbound.groups[members[0].group];
-	for (uint64_t t = 0; t <= BASE; t += US)
-		fill(2, now + t);
+	g = begin_and_fill(2, now);
 	for (unsigned i = 0; i < 60; i++)
 		done(i % 2, now, BASE);
 	assert_int_equal(g->shrinks, 1);
